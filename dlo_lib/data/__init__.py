@@ -2,8 +2,8 @@
 
 ``open`` finds a corpus, ``documents`` and ``tokens`` make sequences from it, ``sampler`` and ``batches``
 distribute them over ranks. ``images`` and the modules next to it hold data sets of small images, ``augment``
-augments them. ``shards`` reads images from
-large files. ``balanced`` and ``feature_scaling`` prepare data. The room imports no other room.
+augments them. ``shards`` reads images from large files, with ``decoding``. ``balanced`` and
+``feature_scaling`` prepare data. The room imports no other room.
 """
 
 from dlo_lib.data.balanced import balanced_order

@@ -2,8 +2,8 @@
 
 A parallel file system opens a file in milliseconds and then reads it fast, so a million small files cost
 hours. Two formats are read: tar files as WebDataset defines them (``0001.png`` and ``0001.cls`` are one
-sample), and Parquet as Hugging Face writes it (a column ``img`` or ``image`` with the bytes of the image,
-and a column ``label``).
+sample; upper and lower case are equal), and Parquet as Hugging Face writes it (a column ``img`` or ``image``
+with the bytes of the image, and a column ``label``). ``data.decoding`` turns the bytes into pixels.
 
 The samples of an epoch are one sequence: the shards in an order that is drawn for the epoch. Each rank
 reads an equal part of it, and each worker of its DataLoader an equal part of that, whatever the sizes of
@@ -25,15 +25,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
+from dlo_lib.data.decoding import IMAGE_ENDINGS, decoded
 from dlo_lib.data.reproducible import hashes, permutation
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_aside
 
 Sample = tuple[Tensor, int]
-"""An image (channels, height, width) uint8 and its label."""
+"""An image (channels, height, width) uint8, with 1 channel (grey) or 3 (RGB), and its label."""
 INDEX = "shards.json"
 """The file with the number of samples of each tar file, beside them; without it, the headers are read."""
-_IMAGES = (".png", ".jpg", ".jpeg")
+_LABEL = "cls"
 
 
 class ShardedImages(IterableDataset[Sample]):
@@ -44,11 +45,7 @@ class ShardedImages(IterableDataset[Sample]):
         rank, world_size: the rank and the number of ranks.
         seed: of the order of the shards and of the buffer; the same on all ranks.
         buffer: the number of samples from which the next one is drawn; 0 keeps the order of the files. A
-        buffer
-            mixes neighbours only: write the shards in random order.
-
-    Attributes:
-        epoch: the epoch of the next iteration; set it before iterating, also with workers.
+            buffer mixes neighbours only: write the shards in random order.
 
     Raises:
         UserError: there are no shards, several formats, more ranks than samples, or a file cannot be read.
@@ -74,7 +71,23 @@ class ShardedImages(IterableDataset[Sample]):
                 f"{sum(self.counts)} samples for {world_size} ranks: use more data or fewer ranks"
             )
         self.rank, self.world_size, self.seed, self.buffer = rank, world_size, seed, buffer
-        self.epoch = 0
+        self._epoch, self._begun = 0, False
+        # In memory that all processes share, because persistent workers have a copy of this object.
+        self._shared_epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next iteration; set it before iterating, also with workers, persistent or not."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._shared_epoch.fill_(epoch)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._shared_epoch.share_memory_()  # of a deep copy; a worker that is spawned receives it shared
 
     def __len__(self) -> int:
         """The number of samples of this rank in an epoch."""
@@ -83,23 +96,26 @@ class ShardedImages(IterableDataset[Sample]):
     def __iter__(self) -> Iterator[Sample]:
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        if worker and self._begun:  # The first iteration of a worker begins with the epoch of its start.
+            self._epoch = int(self._shared_epoch)
+        self._begun = worker is not None
         begin = self.rank * len(self)
         first, last = (begin + len(self) * place // workers for place in (number, number + 1))
-        samples = self._range(first, last)
-        return self._mixed(samples, number) if self.buffer else samples
+        samples = self._range(first, last, self._epoch)
+        return self._mixed(samples, number, self._epoch) if self.buffer else samples
 
-    def _range(self, first: int, last: int) -> Iterator[Sample]:
+    def _range(self, first: int, last: int, epoch: int) -> Iterator[Sample]:
         """Yield the samples ``first`` to ``last`` of the epoch."""
         begin = 0
-        for shard in permutation(len(self.files), self.seed, self.epoch):
+        for shard in permutation(len(self.files), self.seed, epoch):
             end = begin + self.counts[shard]
             if begin < last and first < end:
                 yield from _read(self.files[shard], max(first, begin) - begin, min(last, end) - begin)
             begin = end
 
-    def _mixed(self, samples: Iterable[Sample], worker: int) -> Iterator[Sample]:
+    def _mixed(self, samples: Iterable[Sample], worker: int, epoch: int) -> Iterator[Sample]:
         kept: list[Sample] = []
-        draws = iter(hashes(len(self), self.seed, self.epoch, self.rank, worker).tolist())
+        draws = iter(hashes(len(self), self.seed, epoch, self.rank, worker).tolist())
         for sample in samples:
             if len(kept) < self.buffer:
                 kept.append(sample)
@@ -107,7 +123,7 @@ class ShardedImages(IterableDataset[Sample]):
             place = next(draws) % len(kept)
             kept[place], sample = sample, kept[place]
             yield sample
-        for place in permutation(len(kept), self.seed, self.epoch, self.rank, worker, 1):
+        for place in permutation(len(kept), self.seed, epoch, self.rank, worker, 1):
             yield kept[place]
 
 
@@ -220,7 +236,7 @@ def _counts(files: list[Path]) -> list[int]:
 
 def _count_tar(file: Path) -> int:
     with tarfile.open(file, "r:") as archive:
-        return sum(Path(entry.name).suffix == ".cls" for entry in archive)
+        return sum(_parts_of(entry.name)[1] == _LABEL for entry in archive)
 
 
 def _opened(file: Path, read: Any) -> int:
@@ -238,24 +254,45 @@ def _read(file: Path, first: int, last: int) -> Iterator[Sample]:
     with tarfile.open(file, "r:") as archive:
         parts: dict[str, bytes] = {}
         key, index = None, 0
+        endings: set[str] = set()
         for entry in archive:
-            name = Path(entry.name).name.partition(".")[0]
+            name, ending = _parts_of(entry.name)
             if name != key:
                 parts, key = {}, name
             data = archive.extractfile(entry) if first <= index < last else None
-            parts[Path(entry.name).suffix] = data.read() if data else b""
-            image = next((parts[ending] for ending in _IMAGES if ending in parts), None)
-            if image is None or ".cls" not in parts:
+            parts[ending] = data.read() if data else b""
+            endings.add(ending)
+            image = next((parts[ending] for ending in IMAGE_ENDINGS if ending in parts), None)
+            if image is None or _LABEL not in parts:
                 continue
             if first <= index < last:
-                yield _decoded(image), int(parts[".cls"])
+                yield _sample(image, parts[_LABEL], f"{name} in {file}")
             index += 1
             parts, key = {}, None
             if index == last:
                 return
     raise UserError(
-        f"{file} has {index} samples with an image and a label, {last} were expected: write it again"
+        f"{file} has {index} samples with an image and a label, {last} were expected: write it again, with "
+        f"the endings {_LABEL} and {', '.join(IMAGE_ENDINGS)} (it has {', '.join(sorted(endings)) or 'no file'})"
     )
+
+
+def _parts_of(entry: str) -> tuple[str, str]:
+    """Return the key and the ending of a file of WebDataset: the ending begins after the first point.
+
+    >>> _parts_of("train/0001.seg.PNG")
+    ('train/0001', 'seg.png')
+    """
+    folder, slash, name = entry.rpartition("/")
+    key, _, ending = name.partition(".")
+    return folder + slash + key, ending.lower()
+
+
+def _sample(image: bytes, label: bytes | int, where: str) -> Sample:
+    try:
+        return decoded(image, where), int(label)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where} has the label {label!r}: write whole numbers") from error
 
 
 def _read_parquet(file: Path, first: int, last: int) -> Iterator[Sample]:
@@ -270,15 +307,13 @@ def _read_parquet(file: Path, first: int, last: int) -> Iterator[Sample]:
         end = begin + len(rows)
         if begin < last and first < end:
             chosen = rows.slice(max(first - begin, 0), min(last, end) - max(first, begin))
-            for row in chosen.to_pylist():
-                yield _decoded(row[column]["bytes"]), int(row["label"])
+            for number, row in enumerate(chosen.to_pylist(), max(first, begin)):
+                content = row[column].get("bytes") if isinstance(row[column], dict) else None
+                if content is None:
+                    raise UserError(
+                        f"row {number} of {file} has no bytes of an image: write it again with them"
+                    )
+                yield _sample(content, row["label"], f"row {number} of {file}")
         begin = end
         if begin >= last:
             return
-
-
-def _decoded(data: bytes) -> Tensor:
-    from PIL import Image
-
-    image = np.asarray(Image.open(io.BytesIO(data)))
-    return torch.from_numpy(image.copy()[None] if image.ndim == 2 else image.transpose(2, 0, 1).copy())
