@@ -28,6 +28,7 @@ _MANAGER = "dlo_assignment_list"
 _SERVE = "from dlo_lib.hub.assignment_list import serve; serve()"
 _CHANGES = {"fetch": "fetch_assignment", "submit": "submit_assignment", "fetch_feedback": "fetch_feedback"}
 """Action of a page → method of nbgrader's ``AssignmentList``."""
+_IDS = ("course_id", "assignment_id")
 _CALLS = {"list_assignments", "list_courses", *_CHANGES.values()}
 
 
@@ -116,17 +117,23 @@ class ActionHandler(_Handler):
     @web.authenticated
     async def post(self, action: str) -> None:
         """Answer ``/assignments/ACTION`` with the ids of a course and a lab, in the form or as JSON."""
-        names = ("course_id", "assignment_id")
-        try:
-            lab = {name: self.get_argument(name) for name in names}
-        except web.MissingArgumentError:
-            body = self.get_json_body() or {}
-            lab = {name: str(body[name]) for name in names}
+        lab = self._lab()
         done = await self.nbgrader.call(_CHANGES[action], **lab)
         if action == "submit" and not done["success"]:
             self.finish(json.dumps(done))
         else:
             await self.finish_with("list_assignments", course_id=lab["course_id"])
+
+
+    def _lab(self) -> dict[str, str]:
+        """Return the ids of the request; one without them is a mistake of the client, status 400."""
+        try:
+            return {name: self.get_argument(name) for name in _IDS}
+        except web.MissingArgumentError:
+            body = self.get_json_body()
+        if not isinstance(body, dict) or not all(isinstance(body.get(name), str) for name in _IDS):
+            raise web.HTTPError(400, tr("the request needs the texts {names}", names=" and ".join(_IDS)))
+        return {name: body[name] for name in _IDS}
 
 
 class CoursesHandler(_Handler):

@@ -16,10 +16,12 @@ import urllib.request
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
+from tornado.web import HTTPError
 
 from dlo_lib.hub import assignment_list
 from dlo_lib.hub.assignment_list import AssignmentProcess
@@ -153,6 +155,8 @@ def test_a_student_fetches_and_submits(server: tuple[str, psutil.Process], work:
     submitted = ask(address, "/assignments/submit", LAB)
     assert sorted(lab["status"] for lab in submitted["value"]) == ["fetched", "submitted"]
     assert len(list((work.parent / "exchange" / "deep" / "inbound").iterdir())) == 1
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        ask(address, "/assignments/submit", ["deep"])
     failed = ask(address, "/assignments/submit", {**LAB, "assignment_id": "92_none"})
     assert not failed["success"]
     assert "92_none" in failed["value"]
@@ -160,6 +164,27 @@ def test_a_student_fetches_and_submits(server: tuple[str, psutil.Process], work:
     process.terminate()
     _, alive = psutil.wait_procs([nbgrader], timeout=START_S)
     assert not alive
+
+
+@pytest.mark.parametrize(
+    "body", [[], ["deep"], {}, {"course_id": "deep"}, {**LAB, "course_id": ["deep"]}, "deep", 7, None]
+)
+def test_a_request_without_the_two_ids_is_a_mistake_of_the_client(body: object) -> None:
+    handler = object.__new__(assignment_list.ActionHandler)
+    handler.request = SimpleNamespace(arguments={}, body=json.dumps(body).encode())
+    handler._jupyter_current_user = None
+    with pytest.raises(HTTPError) as caught:
+        handler._lab()
+    assert caught.value.status_code == 400
+
+
+def test_a_request_has_its_ids_as_json_or_in_the_form() -> None:
+    handler = object.__new__(assignment_list.ActionHandler)
+    handler.request = SimpleNamespace(arguments={}, body=json.dumps(LAB).encode())
+    assert handler._lab() == LAB
+    form = {name: [value.encode()] for name, value in LAB.items()}
+    handler.request = SimpleNamespace(arguments=form, body=b"")
+    assert handler._lab() == LAB
 
 
 def test_a_page_of_another_version_is_named(server: tuple[str, psutil.Process]) -> None:
