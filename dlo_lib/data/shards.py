@@ -271,9 +271,10 @@ def _read(file: Path, first: int, last: int) -> Iterator[Sample]:
             parts, key = {}, None
             if index == last:
                 return
+    found = ", ".join(sorted(endings)) or "no file"
     raise UserError(
         f"{file} has {index} samples with an image and a label, {last} were expected: write it again, with "
-        f"the endings {_LABEL} and {', '.join(IMAGE_ENDINGS)} (it has {', '.join(sorted(endings)) or 'no file'})"
+        f"the endings {_LABEL} and {', '.join(IMAGE_ENDINGS)} (it has {found})"
     )
 
 
