@@ -11,11 +11,14 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlo_lib.cluster.request import Allocation
 from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.text import tr
+
+if TYPE_CHECKING:
+    from dlo_lib.models import LlamaConfig
 
 ALL = 64
 """Elements of a sweep up to which each is checked; of more, enough that each value is checked once."""
@@ -65,37 +68,59 @@ def covering(elements: Sequence[Sequence[str]], at_most: int = ALL) -> list[int]
 
 
 def _check_one(words: list[str], allocation: Allocation, alone: bool) -> None:
+    from dlo_lib.cluster.plan_check import check_plan
     from dlo_lib.train.__main__ import parse
 
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):  # --help prints
         config = parse(words)
     if config is None:
         return
-    config.plan(allocation.ranks, allocation.ranks_per_node)
+    plan = config.plan(allocation.ranks, allocation.ranks_per_node)
     if alone:
-        _check_names(config.model, config.data, config.seq)
+        _check_names(config.model, config.data)
+    llama = _config_of(config.model, alone)
+    if llama is None:
+        return
+    if config.seq > llama.max_positions:
+        text = "seq is {seq}: {model} has {most} positions; use at most that"
+        raise UserError(tr(text, seq=config.seq, model=config.model, most=llama.max_positions))
+    if config.is_parallel:
+        check_plan(llama, plan, allocation.ranks, config.seq)
 
 
-def _check_names(model: str, data: str, seq: int) -> None:
-    """Check the names of a model and of a data set. A path may exist on the nodes of the cluster alone."""
-    from dlo_lib.data.open import NAMES
+def _config_of(model: str, alone: bool) -> LlamaConfig | None:
+    """Return the configuration of a model; None if its folder is not here or an earlier job writes it."""
+    from dlo_lib.models.checkpoint import CONFIG, read_config
     from dlo_lib.models.configs import CONFIGS, model_config
 
     if model in CONFIGS:
-        most = model_config(model).max_positions
-        if seq > most:
-            text = "seq is {seq}: {model} has {most} positions; use at most that"
-            raise UserError(tr(text, seq=seq, model=model, most=most))
-    elif not _may_exist(model, os.environ.get("DSDIR")):
+        return model_config(model)
+    folders = (place for place in _places(model) if (place / CONFIG).is_file())
+    folder = next(folders, None) if alone else None
+    return None if folder is None else read_config(folder)
+
+
+def _check_names(model: str, data: str) -> None:
+    """Check the names of a model and of a data set. A path may exist on the nodes of the cluster alone."""
+    from dlo_lib.data.open import NAMES
+    from dlo_lib.models.configs import CONFIGS
+
+    if model not in CONFIGS and not _may_exist(model, *_places(model)):
         raise unknown_name("model", model, CONFIGS)
-    if data not in NAMES and not _may_exist(data):
+    if data not in NAMES and not _may_exist(data, Path(data).expanduser()):
         raise unknown_name("data set", data, NAMES)
 
 
-def _may_exist(name: str, shared: str | None = None) -> bool:
+def _places(model: str) -> list[Path]:
+    """Return the folders that the name of a model may mean."""
+    shared = os.environ.get("DSDIR")
+    below = [Path(shared) / "HuggingFace_Models" / model] if shared else []
+    return [Path(model).expanduser(), *below]
+
+
+def _may_exist(name: str, *places: Path) -> bool:
     """Return whether a name may be that of a folder on the nodes: of one here, or of one with a path."""
-    below = Path(shared) / "HuggingFace_Models" / name if shared else Path(name).expanduser()
-    return "/" in name or Path(name).expanduser().is_dir() or below.is_dir()
+    return "/" in name or any(place.is_dir() for place in places)
 
 
 def check_function(

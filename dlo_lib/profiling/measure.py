@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dlo_lib.comm.fake_ranks import fake_ranks
 from dlo_lib.errors import UserError
 from dlo_lib.kernels import FusedOperation, Kernels, fuse
 from dlo_lib.kernels.dispatch import around_twins
@@ -206,16 +207,10 @@ def _fake_ranks(chosen: StepSettings) -> Iterator[dist.ProcessGroup | None]:
     if chosen.alone:
         yield None
         return
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     if dist.is_initialized():
         raise UserError("measure_memory simulates its ranks: call it where no process group is in use")
-    dist.init_process_group("fake", rank=chosen.rank, world_size=chosen.world_size, store=FakeStore())
-    try:
-        with fake_collectives():
-            yield dist.group.WORLD
-    finally:
-        dist.destroy_process_group()
+    with fake_ranks(chosen.world_size, chosen.rank) as group, fake_collectives():
+        yield group
 
 
 def _warm_up(optimizer: torch.optim.Optimizer, holder: torch.optim.Optimizer, steps: int) -> None:

@@ -30,6 +30,14 @@ def in_a_folder(tmp_path, monkeypatch):
         ({"lr": 0}, 1, "lr is 0"),
         ({"seq": 2**20}, 1, r"seq is 1048576: tiny has \d+ positions; use at most that"),
         (["steps", "10"], 1, "Got unexpected extra argument"),
+        ({"tp": 3}, 3, r"tp 3 does not divide layers.0.self_attn.q_proj, .*: use tp 1, 2 or 4"),
+        ({"tp": 8, "model": "llama-3.2-1b", "async_tp": True}, 8, "async-tp needs sequence-parallel"),
+        ({"parallel": "pp", "pp": 16, "accumulation": 16}, 16, r"cannot make 16 stages, .*: use at most 4"),
+        ({"parallel": "fsdp", "pp": 2, "schedule": "zb-v", "accumulation": 4}, 4, "use --schedule 1f1b"),
+        ({"ep": 2}, 2, "no mixture-of-experts layer: use ep 1, or a model such as tiny-moe"),
+        ({"ep": 3, "model": "tiny-moe"}, 3, "ep 3 does not divide the 8 experts .*: use ep 1, 2, 4 or 8"),
+        ({"cp": 2, "seq": 130}, 2, "seq 130 cannot be divided over cp 2: use --seq 132"),
+        ({"cp": 8, "context_kind": "ulysses", "seq": 64}, 8, "query and 2 key heads cannot be divided"),
     ],
 )
 def test_a_setting_of_a_training_that_cannot_be_is_one_line(settings, gpus, says):
@@ -45,6 +53,7 @@ def test_settings_that_can_be_are_accepted(tmp_path, capsys):
         {"model": "weights"},
         {"model": "runs/of-an-earlier-job", "data": "below/a-folder"},
         {"model": "tiny", "batch": "auto", "sequence_parallel": False, "lr": 1e-3},
+        {"model": "tiny", "parallel": "fsdp"},
         ["--help"],
     ):
         cluster.submit("dlo_lib.train", settings, gpus=1, **ASKED)
