@@ -29,6 +29,7 @@ except UserError as error:
 state = settings.folder / "state"
 state.mkdir(mode=0o700, parents=True, exist_ok=True)
 c.JupyterHub.bind_url = settings.address
+c.JupyterHub.upgrade_db = True  # a new JupyterHub may need it; the database is copied before
 c.JupyterHub.db_url = f"sqlite:///{state / 'jupyterhub.sqlite'}"
 c.JupyterHub.cookie_secret_file = str(state / "cookie_secret")
 c.ConfigurableHTTPProxy.command = settings.proxy.split()
@@ -38,12 +39,13 @@ c.JupyterHub.cleanup_proxy = False
 
 # Users: those of the machine (PAM), or those of a Moodle. Accounts of courses do not log in.
 if settings.lti is not None:
-    c.JupyterHub.authenticator_class = lti.CLASS
+    c.JupyterHub.authenticator_class = "dlo_lib.hub.lti_login.UnixAccounts"
+    c.JupyterHub.tornado_settings = lti.in_a_frame(settings)
     for key, value in lti.authenticator(settings)["LTI13Authenticator"].items():
         setattr(c.LTI13Authenticator, key, value)
 c.Authenticator.allow_all = True
 c.Authenticator.admin_users = set(settings.admins)
-c.Authenticator.blocked_users = {course.account for course in settings.courses}
+c.Authenticator.blocked_users = {"root", *(course.account for course in settings.courses)}
 
 # Courses: who may open what.
 c.JupyterHub.load_groups = rights.groups(settings)

@@ -73,6 +73,11 @@ def create_accounts(names: Sequence[str], passwords: Path) -> Accounts:
     return Accounts(tuple(missing), tuple(name for name, number in known.items() if number is not None))
 
 
+def has_account(name: str) -> bool:
+    """Return whether there is a Unix account ``name``."""
+    return _number(name) is not None
+
+
 def system_account(name: str) -> bool:
     """Return whether ``name`` is root or another account of the system, which no person logs in as."""
     number = _number(name)

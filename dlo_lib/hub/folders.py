@@ -19,6 +19,7 @@ from dlo_lib.files import write_text
 from dlo_lib.hub import kubernetes
 from dlo_lib.hub.dashboards import proxied
 from dlo_lib.hub.extensions import ROLES, SETTINGS, disabled_in_lab, server_extensions
+from dlo_lib.hub.lti import frame_ancestors
 from dlo_lib.hub.rights import course_environment
 from dlo_lib.hub.settings import HubCourse, HubSettings
 from dlo_lib.text import tr
@@ -102,10 +103,10 @@ def write_jupyter_folders(settings: HubSettings) -> None:
                 "terminado_settings": {"shell_command": terminal_command(settings)},
             }
         }
-        if role == "course":  # formgrader is a frame in JupyterLab
-            headers = {"Content-Security-Policy": "frame-ancestors 'self'"}
+        if role == "course" or settings.lti is not None:  # formgrader is a frame in JupyterLab
+            headers = {"Content-Security-Policy": frame_ancestors(settings)}
             server["ServerApp"]["tornado_settings"] = {"headers": headers}
-        else:
+        if role != "course":
             server["ServerProxy"] = {"servers": proxied(python)}
             seconds = int(settings.limits.notebook_idle.total_seconds())
             server["MappingKernelManager"] = {

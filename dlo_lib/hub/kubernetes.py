@@ -8,6 +8,7 @@ account, which the graders of the course open and start.
 
 from __future__ import annotations
 
+import inspect
 import json
 from typing import Any
 
@@ -16,6 +17,8 @@ from dlo_lib.hub.rights import SERVER_SCOPES, groups, roles
 from dlo_lib.hub.settings import HubSettings
 
 MOUNT = "/srv/hub"
+HOME = "/home/dlo"
+"""Each pod has the volume of its user there."""
 CONFIG = """\
 COURSES = %(courses)s
 FIRST_UID = %(first_uid)d
@@ -32,7 +35,7 @@ def prepare(spawner):
     role = "course" if course else "grader" if graders else "student"
     spawner.environment |= VARIABLES | {
         "DLO_HUB_COURSES": " ".join(mine),
-        "HOME": f"/home/{spawner.user.name}",
+        "HOME": "%(home)s",
         "JUPYTER_CONFIG_PATH": f"%(mount)s/jupyter/{role}",
     }
     if course:
@@ -43,6 +46,21 @@ c.KubeSpawner.uid = uid
 c.KubeSpawner.gid = 100
 c.KubeSpawner.pre_spawn_hook = prepare
 c.Spawner.server_token_scopes = %(scopes)s
+"""
+LTI = """
+
+from ltiauthenticator.lti13.auth import LTI13Authenticator
+from tornado.web import HTTPError
+
+%(name_in)s
+
+class Login(LTI13Authenticator):
+    def get_username(self, token):
+        if not (name := name_in(token, self.username_key)):
+            raise HTTPError(403, "Moodle sent no %%s: see username in hub.toml", self.username_key)
+        return name
+
+c.JupyterHub.authenticator_class = Login
 """
 
 
@@ -57,8 +75,11 @@ def values(settings: HubSettings) -> dict[str, Any]:
         "first_uid": pods.first_uid,
         "variables": settings.server_variables,
         "mount": MOUNT,
+        "home": HOME,
         "scopes": list(SERVER_SCOPES),
     }
+    if settings.lti is not None:
+        code += LTI % {"name_in": inspect.getsource(lti.name_in)}
     return {
         "hub": {
             "config": _hub_config(settings),
@@ -72,7 +93,7 @@ def values(settings: HubSettings) -> dict[str, Any]:
             "cpu": {"limit": limits.processors},
             "startTimeout": 300,
             "storage": {
-                "homeMountPath": "/home/{username}",
+                "homeMountPath": HOME,  # names can hold an @, as in an address
                 "extraVolumes": [{"name": "class", "persistentVolumeClaim": {"claimName": pods.volume}}],
                 "extraVolumeMounts": [{"name": "class", "mountPath": MOUNT}],
             },
@@ -85,7 +106,7 @@ def _hub_config(settings: HubSettings) -> dict[str, Any]:
     return {
         "JupyterHub": {
             "load_groups": groups(settings),
-            **({"authenticator_class": lti.CLASS} if settings.lti else {}),
+            **({"tornado_settings": lti.in_a_frame(settings)} if settings.lti else {}),
         },
         "Authenticator": {"admin_users": list(settings.admins), "allow_all": True},
         **lti.authenticator(settings),

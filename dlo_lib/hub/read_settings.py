@@ -24,6 +24,7 @@ from dlo_lib.text import tr
 KINDS = ("local", "slurm", "kubernetes")
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")
 """A Unix account, and a course: its name is part of folders, URLs and names of Hub groups."""
+NO_ACCOUNTS = {"email": "an address", "sub": "a number of Moodle", "name": "a full name"}
 _SIZE = re.compile(r"[1-9]\d*[KMGT]")
 
 
@@ -73,7 +74,18 @@ def _settings(values: dict[str, Any], file: Path) -> HubSettings:
                 else f'there is a table [{key}], but kind is "{settings.kind}": remove it or change kind'
             )
     _distinct(settings)
+    _unix_names(settings)
     return settings
+
+
+def _unix_names(settings: HubSettings) -> None:
+    """Refuse claims of a launch that are never Unix accounts."""
+    if settings.lti is not None and settings.kind != "kubernetes" and settings.lti.username in NO_ACCOUNTS:
+        reason = NO_ACCOUNTS[settings.lti.username]
+        raise _Wrong(
+            f'username in [lti] is "{settings.lti.username}", which is {reason} and no Unix account: write '
+            '"custom_login", and in Moodle the custom parameter login=$User.username of the tool'
+        )
 
 
 def _distinct(settings: HubSettings) -> None:

@@ -113,14 +113,15 @@ class LtiPlatform:
     """A Moodle that users come from, by LTI 1.3. Moodle shows the values when the tool is registered.
 
     Attributes:
-        username: the claim that becomes the name of the user.
+        username: the claim that becomes the name of the user; ``custom_login`` is the custom parameter
+            ``login`` of the tool.
     """
 
     issuer: str
     client_id: str
     authorize_url: str
     keys_url: str
-    username: str = "email"
+    username: str = "custom_login"
 
 
 @dataclass(frozen=True)

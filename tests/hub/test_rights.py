@@ -199,7 +199,8 @@ def test_the_values_for_kubernetes() -> None:
     compile(values["hub"]["extraConfig"]["dlo"], "extraConfig", "exec")
     lti = values["hub"]["config"]["LTI13Authenticator"]
     assert lti["client_id"] == ["AbCdEf123456789"]
-    assert lti["uri_scheme"] == "https"
+    assert (lti["uri_scheme"], lti["username_key"]) == ("https", "custom_login")
+    assert values["singleuser"]["storage"]["homeMountPath"] == "/home/dlo"
     assert "access:servers!user=grader-deep26" in values["hub"]["loadRoles"]["formgrade-deep26"]["scopes"]
     assert values["singleuser"]["image"] == {"name": "registry.example.org/dlo-hub", "tag": "1"}
     assert values["hub"]["config"]["JupyterHub"]["load_groups"]["nbgrader-deep26"] == {
@@ -212,7 +213,7 @@ def test_each_pod_has_a_separate_unix_id_and_the_role_of_its_user() -> None:
 
     settings = read_settings(EXAMPLES / "kubernetes.toml")
     c = SimpleNamespace(KubeSpawner=SimpleNamespace(), Spawner=SimpleNamespace())
-    exec(kubernetes.values(settings)["hub"]["extraConfig"]["dlo"], {"c": c})
+    exec(kubernetes.values(replace(settings, lti=None))["hub"]["extraConfig"]["dlo"], {"c": c})
 
     def pod(number: int, name: str, *groups: str) -> Any:
         user = SimpleNamespace(id=number, name=name, groups=[SimpleNamespace(name=one) for one in groups])
@@ -226,6 +227,7 @@ def test_each_pod_has_a_separate_unix_id_and_the_role_of_its_user() -> None:
     roles = [one.environment["JUPYTER_CONFIG_PATH"].rsplit("/")[-1] for one in (ada, head, account)]
     assert roles == ["student", "grader", "course"]
     assert account.working_dir == "/srv/hub/courses/deep26"
+    assert {one.environment["HOME"] for one in (ada, head, account)} == {"/home/dlo"}
 
 
 @pytest.mark.parametrize("name", [rights.MEMBERSHIP, rights.IDLE])

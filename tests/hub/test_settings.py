@@ -57,7 +57,21 @@ def test_every_key_is_described() -> None:
                 assert f"`{option.name}`" in text, option.name
 
 
+LTI = """
+[lti]
+issuer = "https://moodle.example.org"
+client_id = "A"
+authorize_url = "https://moodle.example.org/mod/lti/auth.php"
+keys_url = "https://moodle.example.org/mod/lti/certs.php"
+username = "custom_login"
+"""
 WRONG = {
+    "a claim that is no Unix account": (
+        LOCAL + LTI,
+        '"custom_login"',
+        '"email"',
+        'username in [lti] is "email", which is an address and no Unix account: write "custom_login"',
+    ),
     "a key that does not exist": (
         LOCAL,
         "admins =",
