@@ -101,6 +101,8 @@ def pack_result(value: Any) -> bytes:
     """
     try:
         return _pickled(value, _ResultPickler)
+    except UserError as error:  # of an object that knows why, such as a gradient that another rank holds
+        raise UserError(f"returned a {type(value).__name__} that cannot be sent back: {error}") from error
     except Exception as error:
         kind = type(value).__name__
         raise UserError(

@@ -60,6 +60,19 @@ class ShardedGrad(Tensor):
             result = func(*args, **(kwargs or {}))
         return mark(result, args[0].scope) if func in _SAME_GRADIENT else result
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return mark(plain_part(self), self.scope)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Another process receives the part as a plain tensor, because the ranks of the scope stay here."""
+        return plain_part(self).__reduce_ex__(protocol)
+
+
+def plain_part(grad: Tensor) -> Tensor:
+    """Return a copy of the part of ``grad`` that this rank holds, a plain tensor."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return local_grad(grad).detach().as_subclass(Tensor).clone()  # type: ignore[arg-type]
+
 
 def mark(grad: Tensor, scope: GradScope) -> Tensor:
     """Set the scope of ``grad`` and return it. A plain tensor becomes a ``ShardedGrad``, in place.
@@ -120,6 +133,14 @@ class RemoteGrad(Tensor):
             f"{func.__name__.partition('.')[0]} needs the whole gradient, and a rank of ShardedDDP holds a "
             "part: update with ShardedOptimizer(..., partition=model.partition), or use DDP"
         )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UserError(
+            "a rank of ShardedDDP holds a part of each gradient, in its flat shards: use p.grad.part(), the "
+            "part of this rank, in the place of p.grad"
+        )
+
+    __deepcopy__ = __reduce_ex__
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"RemoteGrad(shape={tuple(self.shape)})"
