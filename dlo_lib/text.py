@@ -44,6 +44,23 @@ def columns(rows: Sequence[tuple[str, ...]]) -> str:
     )
 
 
+def span(milliseconds: float) -> str:
+    """Return a span of time with the unit that a reader expects.
+
+    >>> span(515.4), span(9_876), span(61_515)
+    ('515 ms', '9.9 s', '1 min 2 s')
+    """
+    if milliseconds < 999.5:
+        return tr("{number:.0f} ms", number=milliseconds)
+    seconds = milliseconds / 1000
+    if seconds < 59.95:
+        return tr("{number:.1f} s", number=seconds)
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return tr("{hours} h {minutes} min", hours=minutes // 60, minutes=minutes % 60)
+    return tr("{minutes} min {seconds} s", minutes=minutes, seconds=rest)
+
+
 WIDTH = 95
 """The number of characters that fit on a line of a notebook in a window of 1280 pixels."""
 

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dlo_lib.cli import course, jobs, make
+from dlo_lib.cli.deadlines import deadlines
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.cli.grade import grade
 from dlo_lib.errors import UserError
@@ -72,23 +73,31 @@ def lab(
 
 @app.command()
 def labs(as_json: AsJson = False) -> None:
-    """List the labs: number, title, core or elective, minutes, points and your progress."""
+    """List the labs: number, title, core or elective, minutes, points, your progress, and what your class
+    knows: released, due, submitted, graded.
+    """
+    from dlo_lib.cli.workspace import work_dir
+    from dlo_lib.grading.lab.course import labs as every_lab
+    from dlo_lib.grading.notebook.class_state import class_states
     from dlo_lib.grading.notebook.progress import standings
 
-    rows = standings()
+    rows, states = standings(), class_states(every_lab(), work_dir())
+    in_class = {name: state.said() for name, state in states.items()}
     if as_json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
+        print(json.dumps([{**asdict(row), "class": in_class.get(row.directory)} for row in rows], indent=1))
         return
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, title="The labs")
     table.add_column("lab", no_wrap=True)
     table.add_column("title", min_width=15)  # gets the rest of 80 columns without breaking a word
     for name in ("path", "min", "points", "state"):
         table.add_column(name, no_wrap=True, justify="right" if name in ("min", "points") else "left")
+    if states:
+        table.add_column("class", min_width=20)
     for row in rows:
         points = f"{row.earned:g}/{row.points:g}"
-        table.add_row(
-            row.directory, row.title, "core" if row.core else "elective", str(row.minutes), points, row.state
-        )
+        cells = [row.directory, row.title, "core" if row.core else "elective", str(row.minutes), points]
+        cells += [row.state, *([in_class.get(row.directory, "")] if states else [])]
+        table.add_row(*cells)
     console.print(table)
 
 
@@ -132,8 +141,8 @@ def check(
 def submit(lab: LabName) -> None:
     """Submit your notebook of a lab to your class, through the exchange of nbgrader.
 
-    You may submit again; the last submission counts."""
-    from dlo_lib.cli.submission import submit_lab
+    You may submit again; the last submission counts, unless it is late and an earlier one was on time."""
+    from dlo_lib.cli.submission import submit_lab, what_counts
     from dlo_lib.grading.classroom.receipt import receipt_of
 
     with console.status(f"submitting {lab} ..."):
@@ -143,6 +152,8 @@ def submit(lab: LabName) -> None:
         soft_wrap=True,
         highlight=False,
     )
+    for line in what_counts(lab, notebook):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 app.command()(course.receipt)
@@ -151,6 +162,7 @@ for command in (
     make.course,
     course.release,
     course.kit,
+    deadlines,
     course.collect,
     grade,
     course.feedback,

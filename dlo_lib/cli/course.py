@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dlo_lib.cli.out import require_writable, writing
 from dlo_lib.cli.reports import progress_bar
 from dlo_lib.files import write_text
 from dlo_lib.text import tr
@@ -76,6 +77,7 @@ def release(
     The release requires that the solution gets full marks, the unchanged notebook gets no points, each mutant
     loses its points, labs/ is in step with solutions/, and the release contains no file that is not for
     students."""
+    from dlo_lib.grading.classroom.deadlines import publish_deadlines
     from dlo_lib.grading.classroom.nbgrader_course import open_course
     from dlo_lib.grading.classroom.publication import (
         check_exchange,
@@ -115,6 +117,7 @@ def release(
             ),
             soft_wrap=True,
         )
+        _show_notes(filter(None, [publish_deadlines(opened)]))
 
 
 def kit(
@@ -133,7 +136,9 @@ def kit(
     """
     from dlo_lib.grading.lab.kit import write_kit
 
-    target = write_kit(out, with_answers=not without_answers)
+    require_writable(out)
+    with writing(out):
+        target = write_kit(out, with_answers=not without_answers)
     console.print(tr("{file} ({size:.1f} MB)", file=target, size=target.stat().st_size / 1e6), soft_wrap=True)
 
 
@@ -150,6 +155,7 @@ def collect(
     Every lost or replaced submission is reported.
     """
     from dlo_lib.grading.classroom.collection import collect as take_in
+    from dlo_lib.grading.classroom.deadlines import publish_deadlines
     from dlo_lib.grading.classroom.export import grades_folder
     from dlo_lib.grading.classroom.feedback import release_receipts
     from dlo_lib.grading.classroom.inventory import FILE
@@ -166,6 +172,7 @@ def collect(
             tr("inventory and receipts: {folder}", folder=grades_folder(opened, info) / FILE),
             soft_wrap=True,
         )
+    _show_notes(filter(None, [publish_deadlines(opened)]))
     if source is None:
         release_receipts(opened, inventory)  # last: the exchange may fail
 
@@ -227,6 +234,7 @@ def feedback(
     """Write a page for each student with passed and failed checks and the reasons, and release it to the
     exchange.
     """
+    from dlo_lib.grading.classroom.deadlines import publish_deadlines
     from dlo_lib.grading.classroom.export import read_grades
     from dlo_lib.grading.classroom.feedback import (
         make_feedback,
@@ -244,7 +252,7 @@ def feedback(
             release_feedback(opened, info)
     folder = Path(opened.coursedir.root) / opened.coursedir.feedback_directory
     console.print(tr("{number} pages in {folder}", number=len(pages), folder=folder), soft_wrap=True)
-    _show_notes(read_grades(opened, info).notes)
+    _show_notes([*read_grades(opened, info).notes, *filter(None, [publish_deadlines(opened)])])
     if note := note_on_inputs(opened, info):
         console.print(note, soft_wrap=True)
     for reason, students in students_without_page(opened, info, pages).items():
@@ -270,6 +278,8 @@ def export(
     from dlo_lib.grading.classroom.roster import read_roster
     from dlo_lib.grading.lab.course import find_lab, source_labs
 
+    if out is not None:
+        require_writable(out)
     info, opened = find_lab(lab, source_labs()), open_course(course)
     require_release(opened, info)
     table = settled_grades(opened, info)
@@ -281,7 +291,8 @@ def export(
     if out is None:
         print(text, end="")
     else:
-        write_text(out, text)
+        with writing(out):
+            write_text(out, text)
         console.print(tr("{number} students in {file}", number=len(table.rows), file=out), soft_wrap=True)
     _show_notes(table.notes)
     if broken := [row.student for row in table.rows if has_no_points(row)]:
@@ -370,3 +381,25 @@ def import_(
     )  # fmt: skip
     if dry_run:
         console.print(tr("nothing was changed (--dry-run)"))
+
+
+@roster.command()
+def accounts(
+    users: Annotated[
+        Path, typer.Argument(help="the table of `dlo roster import`, with a column id", show_default=False)
+    ],
+    passwords: Annotated[
+        Path, typer.Option(help="the file to write for the new accounts; only root can read it")
+    ] = Path("passwords.csv"),
+) -> None:
+    """Create a Unix account on this machine for each student of a table, as root.
+
+    Existing accounts stay as they are. On a JupyterHub, students log in with these names and passwords.
+    """
+    from dlo_lib.grading.classroom.roster import parse_roster
+    from dlo_lib.hub.accounts import create_accounts
+
+    made = create_accounts([person.id for person in parse_roster(users)], passwords)
+    console.print(tr("{new} created, {known} existed", new=len(made.created), known=len(made.known)))
+    if made.created:
+        console.print(tr("passwords: {file}", file=passwords), soft_wrap=True, highlight=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,11 +14,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, TaskID
 
+from dlo_lib.cli.course import Course
 from dlo_lib.cli.reports import progress_bar
 from dlo_lib.errors import UserError
 from dlo_lib.text import tr
 
 FIRST_LINE = 60.0  # seconds
+INTERRUPTED = 130  # exit status of a program that Ctrl-C ends
 
 if TYPE_CHECKING:
     from dlo_lib.grading.judge.client import Judges
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 def grade(
     lab: Annotated[str, typer.Argument(help="a lab: 13_dp_limit, 13 or dp_limit", show_default=False)],
-    course: Annotated[Path, typer.Option(help="the course folder, with its nbgrader_config.py")] = Path(),
+    course: Course = Path(),
     jobs: Annotated[
         int | None, typer.Option(help="submissions judged in parallel; default: the number of cores", min=1)
     ] = None,
@@ -88,17 +90,25 @@ def grade(
         judges = array_of_judges(info, course, Wanted(array, cores, limit, site, account), unsafe)
 
     console = Console()
-    with service or nullcontext(), progress_bar(console) as progress:
-        bar = progress.add_task(tr("grading {lab}", lab=info.directory), total=None)
+    stored = 0
+    with (
+        _continued(lambda: stored, info.directory, course),
+        service or nullcontext(),
+        progress_bar(console) as progress,
+    ):
+        title = tr("grading {lab}", lab=info.directory)
+        bar = progress.add_task(f"{title}: {tr('the judge starts')}", total=None)
 
         def show(row: Done) -> None:
+            nonlocal stored
+            stored = row.number
             progress.update(bar, total=row.of, completed=row.number)
             points = f"{row.points:g}/{row.maximum:g}"
             progress.console.print(
                 f"{time.monotonic() - began:6.1f} s  {escape(row.student)}  {points}  {escape(row.status)}"
             )
 
-        shown = _Running(progress, bar, tr("grading {lab}", lab=info.directory))
+        shown = _Running(progress, bar, title)
         options = Options(jobs or len(os.sched_getaffinity(0)), resume, only, unsafe, keep_manual)
         table = grade_lab(info, course, show, options, judges, shown)
     console.print(table.shown())
@@ -107,6 +117,22 @@ def grade(
     console.print(tr("results: {folder}", folder=course / "grades" / info.directory), soft_wrap=True)
     if table.stopped:
         raise UserError(table.stopped)
+
+
+@contextmanager
+def _continued(stored: Callable[[], int], lab: str, course: Path) -> Iterator[None]:
+    """At Ctrl-C in the block, print how the grading continues, and exit with the status of an interrupt.
+
+    Args:
+        stored: returns the number of rows that are written.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        again = f"dlo grade {lab} --resume" + ("" if course == Path() else f" --course {course}")
+        text = "interrupted; {number} rows of this run are stored: `{again}` continues with the others"
+        Console(stderr=True).print(tr(text, number=stored(), again=again), soft_wrap=True, markup=False)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 class _Running:
@@ -123,7 +149,7 @@ class _Running:
         names = ", ".join(f"{escape(student)} {running[student]:.0f} s" for student in students[:4])
         if len(students) > 4:
             names += f", … ({len(students)})"
-        what = names or tr("the reference solution is judged first")
+        what = names or tr("proving: the reference solution is judged first")
         self._progress.update(self._bar, description=f"{self._title}: {what}")
         for student in students if not self._progress.console.is_terminal else ():
             if running[student] >= self._next.get(student, FIRST_LINE):

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from dlo_lib.cli.out import require_writable, writing
 from dlo_lib.errors import UserError
 from dlo_lib.files import state_dir
 from dlo_lib.text import tr
@@ -188,6 +189,11 @@ def slides(
     source_folder(info)  # a student's installation has none: refused before the slow imports
     from dlo_lib.grading.classroom.slides import write_slides
 
-    with console.status(tr("running the reference notebook of {lab} ...", lab=info.directory)):
-        file = write_slides(info, out or Path(f"{info.directory}.html"), reduced=reduced)
+    target = out or Path(f"{info.directory}.html")
+    require_writable(target)
+    with (
+        console.status(tr("running the reference notebook of {lab} ...", lab=info.directory)),
+        writing(target),
+    ):
+        file = write_slides(info, target, reduced=reduced)
     console.print(tr("written: {file}", file=file), soft_wrap=True)

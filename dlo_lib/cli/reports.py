@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from dlo_lib.cli.workspace import work_dir
-from dlo_lib.grading.judge.report import NO_ATTEMPT, Report
+from dlo_lib.grading.judge.report import GRADED, NO_ATTEMPT, Report
 from dlo_lib.grading.lab.course import course_root, find_lab
 from dlo_lib.grading.notebook.progress import read_progress
 from dlo_lib.text import tr
@@ -19,8 +20,11 @@ def show_report(report: Report, console: Console) -> bool:
 
     Below the report of a notebook without an attempt is the file with which it was compared.
     """
+    # "GRADED" is a word of the judge about a class; here nothing was graded.
+    judged = report.status.startswith(GRADED)
+    title = tr("visible checks") if judged else report.status
     table = Table(
-        "", tr("question"), tr("check"), tr("points"), tr("message"), title=f"{report.lab}: {report.status}"
+        "", tr("question"), tr("check"), tr("points"), tr("message"), title=f"{report.lab}: {title}"
     )
     for question in report.questions.values():
         for check in question.checks:
@@ -73,7 +77,15 @@ def record_report(report: Report) -> None:
     progress.save()
 
 
+class _Count(MofNCompleteColumn):
+    """``3/20``; nothing while the number of steps is not known."""
+
+    def render(self, task: Task) -> Text:
+        """Return the text of the column."""
+        return Text("") if task.total is None else super().render(task)
+
+
 def progress_bar(console: Console) -> Progress:
     """Create a progress bar that disappears at the end. It is disabled if the output is a file."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), _Count(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -10,6 +10,8 @@ from dlo_lib.cli.jupyter import nbgrader_environment
 from dlo_lib.cli.workspace import own_notebook
 from dlo_lib.errors import UserError
 from dlo_lib.grading.lab.course import find_lab
+from dlo_lib.grading.lab.times import how_late
+from dlo_lib.grading.notebook.class_state import class_states
 from dlo_lib.interpreter import trusted_python
 from dlo_lib.text import tr
 
@@ -63,3 +65,26 @@ def submit_lab(name: str) -> Path:
     errors = [line for line in lines if "ERROR" in line] or lines[-1:] or [tr("no output")]
     reason = re.sub(r"^\[[^]]*\]\s*", "", errors[0])  # the name of the program and the level
     raise UserError(tr("nbgrader did not submit {lab}: {reason}", lab=lab.directory, reason=reason))
+
+
+def what_counts(name: str, notebook: Path) -> list[str]:
+    """Return sentences on the due date of the submission that was just made, and on which one counts.
+
+    Empty without a class that publishes a due date.
+    """
+    lab = find_lab(name)
+    state = class_states([lab], notebook.parent.parent).get(lab.directory)
+    if state is None or state.due is None or state.submitted is None:
+        return []
+    due = state.local(state.due)
+    seconds = state.seconds_late(state.submitted)
+    if not seconds:
+        return [tr("It is on time: the due date is {due}.", due=due)]
+    lines = [tr("It is {late} LATE: the due date was {due}.", late=how_late(seconds), due=due)]
+    if state.on_time is not None:
+        text = "Your submission of {time}, which was on time, counts; your instructor sees both."
+        lines.append(tr(text, time=state.local(state.on_time)))
+    elif state.rule:
+        lines.append(tr("Late work in this class: {rule}.", rule=state.rule))
+    lines.append(tr("If your instructor gave you an extension, that date counts."))
+    return lines

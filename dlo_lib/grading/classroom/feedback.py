@@ -76,6 +76,8 @@ class FeedbackExporter(Exporter):
         names, directory = resources["nbgrader"], self.parent.coursedir  # type: ignore[union-attr]
         lab = find_lab(names["assignment"], source_labs())
         resources["output_extension"] = ".html"
+        # formgrader's Release Feedback reads these files; a submission from a folder has none.
+        _write_secret(directory, lab, names["student"])
         return student_page(directory, lab, names["student"], Path(filename)), resources
 
 
@@ -194,23 +196,30 @@ def _ready_for_release(course: NbGraderAPI, lab: LabInfo, student: str, page: Pa
     """Write the files that nbgrader needs beside a page, and a copy of the page under the notebook's own
     name.
     """
-    notebook = _submitted(course.coursedir, lab, student)
-    submitted = notebook.parent
-    secret = _plain_text(submitted / SUBMISSION_SECRET, 1_000)
-    if not secret:  # not from the exchange: derive a secret that students cannot guess
-        own = (Path(course.coursedir.root) / SECRET_FILE).read_bytes()
-        secret = hmac.new(own, f"feedback/{student}/{lab.directory}".encode(), hashlib.sha256).hexdigest()
     for other in page.parent.iterdir():
         if other != page:  # nbgrader would publish every .html file beside the notebook
             shutil.rmtree(other) if other.is_dir() else other.unlink()
-    write_text(page.parent / SUBMISSION_SECRET, secret)
-    write_text(page.parent / TIMESTAMP, _plain_text(submitted / TIMESTAMP, 200))
+    _write_secret(course.coursedir, lab, student)
     try:
-        found, _ = find_submission(notebook, lab.directory)
+        found, _ = find_submission(_submitted(course.coursedir, lab, student), lab.directory)
     except Invalid:
         return
     if found.stem != lab.name and found.stem == printable(found.stem):  # nbgrader needs a printable name
         shutil.copyfile(page, page.with_name(f"{found.stem}.html"))
+
+
+def _write_secret(directory: CourseDirectory, lab: LabInfo, student: str) -> None:
+    """Write the secret and the time of the submission beside the student's page, where nbgrader reads them
+    when it releases the page.
+    """
+    submitted = _submitted(directory, lab, student).parent
+    folder = _in_step(directory, "feedback_directory", student, lab)
+    secret = _plain_text(submitted / SUBMISSION_SECRET, 1_000)
+    if not secret:  # not from the exchange: derive a secret that students cannot guess
+        own = (Path(directory.root) / SECRET_FILE).read_bytes()
+        secret = hmac.new(own, f"feedback/{student}/{lab.directory}".encode(), hashlib.sha256).hexdigest()
+    write_text(folder / SUBMISSION_SECRET, secret)
+    write_text(folder / TIMESTAMP, _plain_text(submitted / TIMESTAMP, 200))
 
 
 def _plain_text(file: Path, limit: int) -> str:

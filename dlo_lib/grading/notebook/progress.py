@@ -27,6 +27,8 @@ class Progress:
         possible: the most that the visible checks of each question give.
         hints: the number of hints shown for each question.
         quiz_tries: the checks of the quiz that had an answer to every question.
+        judged: for each question a digest of the text of its cell that the last check judged, and the time,
+            in seconds since 1970.
     """
 
     lab: str
@@ -34,6 +36,7 @@ class Progress:
     possible: dict[str, float] = field(default_factory=dict)
     hints: dict[str, int] = field(default_factory=dict)
     quiz_tries: int = 0
+    judged: dict[str, tuple[str, float]] = field(default_factory=dict)
 
     def save(self) -> None:
         """Write the record atomically."""
@@ -43,7 +46,7 @@ class Progress:
 @dataclass(frozen=True)
 class Standing:
     """A lab and the student's progress in it. ``points`` includes hidden checks, ``earned`` only the
-    notebook's.
+    notebook's; ``visible`` is the most that ``earned`` can be.
     """
 
     directory: str
@@ -55,6 +58,14 @@ class Standing:
     points: float
     earned: float
     state: str
+    visible: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """What is earned of what the notebook can give, from 0 to 1."""
+        if self.state == DONE:
+            return 1.0
+        return min(1.0, self.earned / self.visible) if self.visible else 0.0
 
 
 def read_progress(lab: str) -> Progress:
@@ -66,7 +77,8 @@ def read_progress(lab: str) -> Progress:
             _numbers(read["earned"]),
             _numbers(read["possible"]),
             {q: int(n) for q, n in read["hints"].items()},
-            int(read.get("quiz_tries", 0)),  # earlier records have none
+            int(read.get("quiz_tries", 0)),  # earlier records have neither
+            {q: (str(text), float(at)) for q, (text, at) in read.get("judged", {}).items()},
         )
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return Progress(lab)
@@ -95,6 +107,7 @@ def _standing(lab: LabInfo) -> Standing:
         sum(points.values()),
         earned,
         state,
+        sum(progress.possible.get(question, most) for question, most in points.items()),
     )
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dlo_lib.grading.checks.verdict import Shown, show
-from dlo_lib.grading.lab.course import LAB_FILE
+from dlo_lib.grading.lab.course import LAB_FILE, labs
+from dlo_lib.grading.notebook.class_state import ClassState, class_states
 from dlo_lib.grading.notebook.progress import DONE, Standing, standings
 from dlo_lib.interpreter import trusted_python
 from dlo_lib.markup import render
@@ -32,9 +33,11 @@ class Row:
         label: number and title.
         path: core or elective.
         points: earned and possible points, as text.
-        share: earned by possible points of the lab, from 0 to 1.
+        share: earned by possible points of the notebook, from 0 to 1.
         link: the notebook, relative to the working directory; "" if the student has no copy.
         here: whether the page is shown in the folder of this lab.
+        in_class: what the class knows of the lab, in words; "" without a class that has released it.
+        late: the lab is due and nothing is submitted, or the submission is late.
     """
 
     directory: str
@@ -47,6 +50,8 @@ class Row:
     state: str
     link: str
     here: bool
+    in_class: str = ""
+    late: bool = False
 
 
 class StartPage:
@@ -58,7 +63,9 @@ class StartPage:
 
     def __init__(self, folder: Path) -> None:
         found = standings()
-        self.rows = [_row(standing, folder) for standing in found]
+        states = class_states(labs(), folder)
+        self.rows = [_row(standing, folder, states.get(standing.directory)) for standing in found]
+        self.has_class = bool(states)
         self.next = next((row for row in self.rows if row.core and row.state != DONE), None)
         open_core = [standing for standing in found if standing.core and standing.state != DONE]
         minutes = sum(standing.minutes for standing in open_core)
@@ -85,12 +92,23 @@ class StartPage:
 
     def shown_table(self) -> Shown:
         """Return a row for each lab."""
-        head = (tr("lab"), tr("path"), tr("minutes"), tr("points"), tr("progress"))
-        rows = [(row.label, row.path, str(row.minutes), row.points, row.state) for row in self.rows]
+        head = (tr("lab"), tr("path"), tr("minutes"), tr("points"), tr("progress"), tr("class"))
+        rows = [
+            (row.label, row.path, str(row.minutes), row.points, row.state, row.in_class) for row in self.rows
+        ]
+        if not self.has_class:
+            head, rows = head[:-1], [row[:-1] for row in rows]  # type: ignore[assignment, misc]
         return Shown(columns([head, *rows]), self._html("table"))
 
     def _html(self, part: str) -> str:
-        return render("start_page", part=part, summary=self.summary, next=self.next, rows=self.rows)
+        return render(
+            "start_page",
+            part=part,
+            summary=self.summary,
+            next=self.next,
+            rows=self.rows,
+            has_class=self.has_class,
+        )
 
 
 def start_page() -> None:
@@ -196,7 +214,7 @@ def _buttons(page: StartPage, folder: Path) -> _Buttons | None:
     return _Buttons(ipywidgets, page, folder) if any(row.link for row in page.rows) else None
 
 
-def _row(standing: Standing, folder: Path) -> Row:
+def _row(standing: Standing, folder: Path, in_class: ClassState | None) -> Row:
     notebook = folder / standing.directory / f"{standing.name}.ipynb"
     return Row(
         directory=standing.directory,
@@ -205,10 +223,12 @@ def _row(standing: Standing, folder: Path) -> Row:
         path=tr("core") if standing.core else tr("elective"),
         minutes=standing.minutes,
         points=f"{standing.earned:g} / {standing.points:g}",
-        share=min(1.0, standing.earned / standing.points) if standing.points else 0.0,
+        share=standing.share,
         state=tr(standing.state),
         link=os.path.relpath(notebook) if notebook.is_file() else "",
         here=notebook.parent == Path.cwd(),
+        in_class=in_class.said() if in_class is not None else "",
+        late=in_class is not None and in_class.is_late,
     )
 
 
