@@ -159,6 +159,18 @@ def test_the_scratch_memory_of_a_matrix_product_does_not_count(measure: Measure)
     assert max(measure(works, PRODUCTS)) < 0.6
 
 
+LINES = """
+lines = [None] * 24_000
+def work():
+    lines[:] = (f"line {number}" for number in range(24_000))  # 1.5 MiB
+"""
+
+
+def test_small_objects_of_the_interpreter_do_not_count(measure: Measure) -> None:
+    """``fully_shard`` makes PyTorch read a dozen source files for a traceback; Python keeps their lines."""
+    assert max(measure(works, LINES)) < 0.6
+
+
 THREADS = "def work():\n    if torch.get_num_threads() != 1: raise RuntimeError(torch.get_num_threads())"
 
 

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from dlo_lib.grading.sandbox import lockdown, seccomp, start
 from dlo_lib.grading.sandbox.huge_pages import collapse
-from dlo_lib.grading.switch.own_memory import load_driver, return_free_memory
+from dlo_lib.grading.switch.own_memory import load_driver, reserve_small_objects, return_free_memory
 
 COMMON = ("matplotlib", "networkx", "numpy", "pandas", "scipy", "sympy", "tqdm")
 THREADED = ("pyarrow",)  # pandas imports it if it can, and it starts threads, which do not survive a fork
@@ -56,6 +56,7 @@ def serve(descriptor: int, settings: dict[str, Any]) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     gc.collect()
     gc.freeze()
+    reserve_small_objects()
     for _ in collapse():  # not later: a worker that lives would be charged for the small pages
         pass
     return_free_memory()  # what a worker would fill, or release at a mark; collapse() has made it resident

@@ -23,7 +23,12 @@ from dlo_lib.grading.checks.contract import Nudge, Wrong
 from dlo_lib.grading.switch.exchange import Exchange
 from dlo_lib.grading.switch.link import Link
 from dlo_lib.grading.switch.memory import exact_bytes
-from dlo_lib.grading.switch.own_memory import load_driver, map_large_tensors, return_free_memory
+from dlo_lib.grading.switch.own_memory import (
+    load_driver,
+    map_large_tensors,
+    reserve_small_objects,
+    return_free_memory,
+)
 from dlo_lib.grading.switch.server import TICK, SwitchServer
 from dlo_lib.grading.switch.wire import Frame
 from dlo_lib.launch.frames import display_name
@@ -141,6 +146,7 @@ def connected_link(path: str, rank: int, measured: bool = True) -> Iterator[Link
     map_large_tensors()
     if measured:
         load_driver()
+        reserve_small_objects()
         return_free_memory()
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(path)

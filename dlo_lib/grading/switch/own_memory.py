@@ -15,6 +15,10 @@ import torch
 M_MMAP_THRESHOLD = -3  # of mallopt(3)
 MMAP_BYTES = 1 << 17
 """The bytes from which an allocation has its own mapping, which returns to the system when it is freed."""
+SMALL_BYTES = 400
+"""The bytes of an object in the reserve: Python keeps objects of up to 512 in arenas of their own."""
+RESERVE_BYTES = 2 << 20
+ARENA_BYTES = 1 << 20
 FREE_BUFFERS = ("mkl_serv_free_buffers", "mkl_free_buffers")  # of PyTorch's own MKL, and of a library of MKL
 
 
@@ -44,6 +48,19 @@ def map_large_tensors() -> None:
     """Give each allocation of ``MMAP_BYTES`` or more, such as a tensor, a separate mapping (glibc)."""
     for mallopt in _functions(None, "mallopt"):
         mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
+
+
+def reserve_small_objects() -> None:
+    """Keep ``RESERVE_BYTES`` of memory that only small objects of Python can use.
+
+    The first call of a library fills caches, and Python reads source files for a traceback: 10,000 small
+    objects, for ``fully_shard``. They find room here, so that they do not count. Tensors do not fit.
+    """
+    objects = [bytes(SMALL_BYTES) for _ in range(RESERVE_BYTES // SMALL_BYTES)]
+    _kept.extend(objects[:: ARENA_BYTES // SMALL_BYTES // 2])  # an arena with an object is not returned
+
+
+_kept: list[bytes] = []
 
 
 def load_driver() -> None:
