@@ -2,14 +2,19 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import dlo_lib
 from dlo_lib.cli.jupyter import start_jupyterlab, write_jupyter_config
 from dlo_lib.errors import UserError
 from dlo_lib.files import state_dir
 from dlo_lib.grading.lab.exchange import ClassExchange, find_exchange, has_class
+
+ROOT = Path(dlo_lib.__file__).parents[1]
 
 
 @pytest.fixture
@@ -90,6 +95,8 @@ def test_a_copy_of_a_lab_is_fetched_wherever_jupyterlab_was_started(
 
     def started(program: str, command: list[str], environment: dict[str, str]) -> None:
         config.append(environment["JUPYTER_CONFIG_PATH"])
+        kernels = Path(environment["JUPYTER_PATH"].split(os.pathsep)[0]) / "kernels"
+        config.append(json.loads((kernels / "python3" / "kernel.json").read_text())["argv"][-1])
 
     monkeypatch.setattr(os, "execvpe", started)
     monkeypatch.chdir(elsewhere)
@@ -99,3 +106,6 @@ def test_a_copy_of_a_lab_is_fetched_wherever_jupyterlab_was_started(
     extension.root_dir = str(work)
     (lab,) = extension.list_released_assignments()["value"]
     assert (lab["assignment_id"], lab["status"]) == ("91_small", "fetched")
+    # The kernel loads it when it starts, so it must be small.
+    code = f"import sys, {config[1].removeprefix('--ext=')}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -48,13 +48,14 @@ from types import CodeType
 from typing import Any, Protocol
 
 from dlo_lib.comm.calls import Kind
-from dlo_lib.grading.checks.exceptions import NotWritten, Unmeasured, Wrong
+from dlo_lib.grading.checks.exceptions import Late, NotWritten, Unmeasured, Wrong
 from dlo_lib.grading.checks.runs import Nudge, Run
 from dlo_lib.grading.checks.trial import Trial
 
 __all__ = [
     "Check",
     "Kind",
+    "Late",
     "NotWritten",
     "Nudge",
     "Run",

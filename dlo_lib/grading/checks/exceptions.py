@@ -1,4 +1,4 @@
-"""Exceptions that end a check: the work is wrong, is missing, or cannot be measured on this machine."""
+"""Exceptions that end a check: the work is wrong, late or missing, or cannot be measured on this machine."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ class Wrong(Exception):
 
 class NotWritten(Wrong):
     """The answer is missing: a name is not defined, or its function raises NotImplementedError."""
+
+
+class Late(Wrong):
+    """The student's code did not end in time."""
 
 
 class Unmeasured(Exception):

@@ -19,6 +19,7 @@ from dlo_lib.text import tr
 
 MAX_TEXT = 300
 MAX_SOURCE = 120
+REASON = re.compile(r"\b(?:fatal )?error: ", re.IGNORECASE)
 CELL_FILE = re.compile(r"<cell (?P<id>[\w-]+)>")
 NOTEBOOK_FILES = ("ipykernel_", "<ipython-input", "<cell ")
 PYTHONS_OWN = {
@@ -103,7 +104,7 @@ class Fault:
 def fault_of(error: BaseException) -> Fault:
     """Return the fault for ``error``, with the innermost line of the student's code."""
     try:
-        text = " ".join(str(error).split())[:MAX_TEXT]
+        text = _shortened(" ".join(str(error).split()))
     except BaseException:  # noqa: BLE001  __str__ may be the student's code
         text = ""
     kind = str(type.__dict__["__name__"].__get__(type(error)))[:60]  # a metaclass may define __name__
@@ -121,6 +122,17 @@ def fault_of(error: BaseException) -> Fault:
     last = own[-1]
     source = (last.line or linecache.getline(last.filename, last.lineno or 0)).strip()[:MAX_SOURCE]
     return Fault(kind, text, last.lineno or 0, source, _cell(last.filename), last.name)
+
+
+def _shortened(text: str) -> str:
+    """Return at most ``MAX_TEXT`` characters of ``text``: its beginning, and what follows the first "error:"
+    behind it, because a compiler writes the reason of an error behind its long command.
+    """
+    reason = REASON.search(text, MAX_TEXT // 3)
+    if len(text) <= MAX_TEXT or reason is None or reason.end() <= MAX_TEXT:
+        return text[:MAX_TEXT]
+    tail = text[reason.start() :][: MAX_TEXT * 2 // 3 - 3]
+    return f"{text[: MAX_TEXT // 3]} … {tail}"
 
 
 def fault_from(data: Any) -> Fault:

@@ -12,6 +12,7 @@ from typing import Any
 from dlo_lib.grading.checks.codec import NotPlain
 from dlo_lib.grading.checks.contract import (
     Check,
+    Late,
     NotWritten,
     Nudge,
     Run,
@@ -99,7 +100,8 @@ def _verdict(
         message, forgotten = str(error), watched.forgotten_wait()
         if forgotten:
             message += f"{'' if message.endswith(('.', '!', '?')) else '.'} {forgotten}"
-        return Status.WRONG, message, error.words, error.brief or tr("a result is not right")
+        status = Status.TIMEOUT if isinstance(error, Late) else Status.WRONG
+        return status, message, error.words, error.brief or tr("a result is not right")
     except NotPlain as error:
         return (
             Status.WRONG,
@@ -117,6 +119,13 @@ def _verdict(
     if not trial.compared:
         return _grader_error("it compared nothing")
     return Status.OK, trial.explanation, trial.explanation
+
+
+def not_run(check: Check, late: Outcome) -> Outcome:
+    """Return the outcome of a check that does not run, because the code of its question did not end in time
+    in an earlier check, whose outcome is ``late``. To run it would only take the same time again."""
+    text = tr("not run: the same as for “{title}”", title=tr(late.check.title))
+    return Outcome(check, late.status, text, text, brief=text)
 
 
 class _Watched:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dlo_lib.grading.checks.status import Status
 from dlo_lib.markup import message_html, render
-from dlo_lib.text import tr
+from dlo_lib.text import span, tr
 
 if TYPE_CHECKING:
     from dlo_lib.grading.checks.outcome import Outcome
@@ -53,6 +53,8 @@ class QuestionVerdict:
         sketch: whether the last hint of the question, its sketch, was opened.
         missing_cell: a sentence on a name whose cell failed when it was run last, or has not run.
         earlier_step: a sentence on a step that the answer uses and whose checks do not all pass.
+        checked: the sentence with the time at which the checks ran; "" in a report.
+        changed: a sentence on the cell of the answer, which has changed since it ran or since the check.
     """
 
     question: str
@@ -64,6 +66,8 @@ class QuestionVerdict:
     sketch: bool = False
     missing_cell: str = ""
     earlier_step: str = ""
+    checked: str = ""
+    changed: str = ""
 
     @property
     def earned(self) -> float:
@@ -78,11 +82,8 @@ class QuestionVerdict:
     @property
     def heading(self) -> str:
         """The line with the points of these checks, the time, and what only grading judges."""
-        milliseconds = sum(outcome.milliseconds for outcome in self.outcomes)
-        first = tr(
-            "{question}: {points} ({milliseconds:.0f} ms)",
-            question=self.question, points=self.points, milliseconds=milliseconds,
-        )  # fmt: skip
+        took = span(sum(outcome.milliseconds for outcome in self.outcomes))
+        first = tr("{question}: {points} ({time})", question=self.question, points=self.points, time=took)
         if not self.later:
             return first
         titles = "; ".join(tr(title) for title, _ in self.later)
@@ -144,9 +145,11 @@ class QuestionVerdict:
         width = max((len(title) for _, title, _, _ in rows), default=0)
         for passed, title, points, message in rows:
             lines.append(f"  {MARKS[passed]} {title:<{width}}  {points:>7}  {message}".rstrip())
-        page = table_html(self.heading, rows, self.advice)
+        age = " ".join(filter(None, (self.checked, self.changed)))
+        page = table_html(self.heading, rows, self.advice, self.checked, self.changed)
+        text = "\n".join(filter(None, [*lines, self.advice, age]))
         # The feedback compares them with the judge's releases.
-        return Shown("\n".join([*lines, self.advice]), page, {"dlo": releases()})
+        return Shown(text, page, {"dlo": releases()})
 
 
 def releases() -> dict[str, str]:
@@ -167,8 +170,17 @@ def once(rows: Iterable[tuple[bool, str, str, str]]) -> list[tuple[bool, str, st
     return result
 
 
-def table_html(heading: str, rows: Iterable[tuple[bool, str, str, str]], below: str) -> str:
-    """Return a heading, a row for each check (passed, title, points, message), and a line below, as HTML."""
+def table_html(
+    heading: str,
+    rows: Iterable[tuple[bool, str, str, str]],
+    below: str,
+    checked: str = "",
+    changed: str = "",
+) -> str:
+    """Return a heading, a row for each check (passed, title, points, message), and a line below, as HTML.
+
+    ``checked`` and ``changed``, the age of the verdict, stand in a second line below.
+    """
     shown = []
     for passed, title, points, message in rows:
         # A message may contain a table below its first line, such as the ranks of a deadlock; it spans the
@@ -184,7 +196,7 @@ def table_html(heading: str, rows: Iterable[tuple[bool, str, str, str]], below: 
                 "more": message_html(more),
             }
         )
-    return render("verdict", heading=heading, rows=shown, below=below)
+    return render("verdict", heading=heading, rows=shown, below=below, checked=checked, changed=changed)
 
 
 def published(outcome: Outcome, hidden: frozenset[str]) -> str:

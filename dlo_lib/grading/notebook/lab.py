@@ -11,26 +11,34 @@ import contextlib
 import os
 import secrets
 import sys
+import time
 from collections.abc import Iterable, Mapping, MutableMapping
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dlo_lib.errors import UserError, unknown_name
 from dlo_lib.files import state_dir
-from dlo_lib.grading.checks.outcome import Outcome, run_check, seed_for
+from dlo_lib.grading.checks.outcome import Outcome, Status, not_run, run_check, seed_for
 from dlo_lib.grading.checks.quiz_question import NAME as QUIZ
 from dlo_lib.grading.checks.verdict import QuestionVerdict, Shown, show
 from dlo_lib.grading.lab.course import LAB_FILE, read_lab_info
 from dlo_lib.grading.lab.declared import read_in_grading
 from dlo_lib.grading.lab.modules import load_checks
+from dlo_lib.grading.notebook.cell_runs import cell_runs
 from dlo_lib.grading.notebook.check_output import CheckOutput
+from dlo_lib.grading.notebook.defining_cell import where_defined
 from dlo_lib.grading.notebook.failed_cells import failed_cells
+from dlo_lib.grading.notebook.interrupts import CheckInterrupted
 from dlo_lib.grading.notebook.local_student import LocalStudent
 from dlo_lib.grading.notebook.progress import Progress, read_progress
 from dlo_lib.grading.notebook.quiz import Quiz
 from dlo_lib.grading.notebook.reference import use_reference
 from dlo_lib.grading.notebook.tracebacks import shorten_tracebacks
-from dlo_lib.grading.notebook.undefined_names import undefined_in, where_defined
+from dlo_lib.grading.notebook.undefined_names import undefined_in
+from dlo_lib.grading.notebook.verdict_age import changed_before, older_verdicts, show_outdated
+from dlo_lib.grading.notebook.verdict_display import VerdictDisplay
 from dlo_lib.text import tr
 from dlo_lib.worker_start import start_workers_by_fork
 
@@ -81,7 +89,10 @@ class Lab:
         shorten_tracebacks(namespace, self._notebook)
         start_workers_by_fork()
         self._failed = failed_cells()
+        self._runs = cell_runs()
         self._later = {} if self._grading else read_in_grading(self._folder)
+        if not self._grading and (older := older_verdicts(self._notebook, self._progress.judged)):
+            show(Shown(older))
 
     def check(
         self, question: str, seed: int | None = None, *, instead: Mapping[str, Any] | None = None
@@ -98,18 +109,13 @@ class Lab:
         seed = secrets.randbelow(10**6) if seed is None else seed
         namespace = {**self._namespace, **instead} if instead else self._namespace
         used: dict[str, None] = {}
+        display = VerdictDisplay()
         output = CheckOutput(state_dir() / "output" / f"{self.info.directory}-{question}.txt")
+        cell, at = self._runs.last(question), datetime.now().astimezone()
         # Correct code may print warnings to stderr, for which nbgrader's execution would give a test cell 0
         # points.
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-            outcomes = [
-                run_check(
-                    check,
-                    LocalStudent(namespace, check.seconds, used),
-                    seed_for(str(seed), self.info.directory, check),
-                )
-                for check in self._checks.of(question)
-            ]
+            outcomes = self._run_checks(question, namespace, used, seed, display)
         hidden = {check.name for check in self._checks.hidden}
         verdict = QuestionVerdict(
             question,
@@ -121,16 +127,56 @@ class Lab:
             sketch=not instead and self._opened_sketch(question),
             missing_cell=self._failed.explain(used) or self._skipped(namespace, used, outcomes),
             earlier_step="" if instead or self._grading else self._earlier_step(question),
+            checked="" if self._grading else tr("Checked {at:%Y-%m-%d %H:%M:%S %Z}.", at=at),
+            changed="" if instead else changed_before(self._notebook, question, cell),
         )
-        show(verdict.shown())
+        display.show(verdict.shown())
         sys.stdout.write(output.shown())
         if not self._grading and not instead:
             progress = self._progress
             progress.earned[question], progress.possible[question] = verdict.earned, verdict.maximum
+            if cell is not None:
+                progress.judged[question] = (cell.digest, time.time())
+                self._runs.on_run(question, partial(show_outdated, verdict, display, cell))
             progress.save()
             if question == QUIZ and self._checks.quiz:
                 self.quiz.after_check(all(outcome.passed for outcome in outcomes))
         return Score(verdict.earned, verdict.points)
+
+    def _run_checks(
+        self,
+        question: str,
+        namespace: Mapping[str, Any],
+        used: dict[str, None],
+        seed: int,
+        display: VerdictDisplay,
+    ) -> list[Outcome]:
+        """Return the outcomes of the checks of ``question``. After one whose code did not end in time the
+        others do not run: they would take the same time again."""
+        checks, outcomes = self._checks.of(question), list[Outcome]()
+
+        def says(seconds: float) -> str:
+            number = min(len(outcomes) + 1, len(checks))
+            return tr(
+                "{question}: check {number} of {all} is running, “{title}”, {seconds:.0f} s. ■ stops it.",
+                question=question, number=number, all=len(checks), title=tr(checks[number - 1].title),
+                seconds=seconds,
+            )  # fmt: skip
+
+        try:
+            with display.alive(says):
+                for check in checks:
+                    late = next((each for each in outcomes if each.status is Status.TIMEOUT), None)
+                    student = LocalStudent(namespace, check.seconds, used)
+                    drawn = seed_for(str(seed), self.info.directory, check)
+                    outcomes.append(not_run(check, late) if late else run_check(check, student, drawn))
+        except KeyboardInterrupt as error:
+            display.stop(Shown(tr("{question}: interrupted.", question=question)))
+            title = tr(checks[min(len(outcomes), len(checks) - 1)].title)
+            raise CheckInterrupted(
+                tr("The check “{title}” was interrupted; nothing is recorded.", title=title)
+            ) from error
+        return outcomes
 
     def hint(self, question: str) -> None:
         """Show the next hint for ``question``, a nudge, a pointer or a sketch, below the earlier ones.

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dlo_lib.grading.checks.codec import NotPlain, pack, round_trip, unpack
-from dlo_lib.grading.checks.contract import Nudge, Run, Scenario, Wrong
+from dlo_lib.grading.checks.contract import Late, Nudge, Run, Scenario, Wrong
 from dlo_lib.grading.checks.faults import Fault, fault_of
 from dlo_lib.grading.notebook.time_limit import TooLong, time_limit
 from dlo_lib.grading.switch.local import LocalSwitch, connected_link
@@ -77,7 +77,7 @@ class LocalStudent:
             with time_limit(self._seconds):
                 result = call()
         except TooLong as late:
-            raise Wrong(late.message(self._seconds), tr("your code did not end in time")) from None
+            raise Late(late.message(self._seconds), tr("your code did not end in time")) from None
         except (Exception, SystemExit) as error:
             raise as_wrong(fault_of(error)) from error
         return _round_trip_result(result)
@@ -162,7 +162,7 @@ def _late_ranks(failure: RankFailure, busy: Sequence[int], table: str, seconds: 
             said.append(tr("{text} after {seconds:g} s", text=text, seconds=seconds))
     if not said:
         return _as_wrong_answer(failure)
-    return Wrong("\n\n".join(["; ".join(said), table]), tr("your code did not end in time"))
+    return Late("\n\n".join(["; ".join(said), table]), tr("your code did not end in time"))
 
 
 def _as_wrong_answer(failure: RankFailure) -> Wrong:
@@ -177,4 +177,6 @@ def _as_wrong_answer(failure: RankFailure) -> Wrong:
     if places:
         numbered, named, line = places[-1]
         first += f" ({numbered or f'cell `{named}`'}, line {line})"
+    if first.startswith("timeout: "):
+        return Late(first, tr("your code did not end in time"))
     return Wrong(first, tr("your code raised an exception on a rank"))

@@ -1,5 +1,5 @@
-"""One line in a notebook instead of a traceback, for a step that is not written yet and for a ``UserError``;
-and one line below the traceback of a name whose cell has not run.
+"""One line in a notebook instead of a traceback, for a step that is not written yet, for a ``UserError`` and
+for an interrupt; and one line below the traceback of a name whose cell has not run.
 
 The stub of a step raises ``NotImplementedError()``. *Run All* in an untouched notebook stops there, and a
 traceback without a message says nothing of what to do. The message of a ``UserError`` says it all, and the
@@ -17,7 +17,9 @@ from types import TracebackType
 from typing import Any
 
 from dlo_lib.errors import UserError
-from dlo_lib.grading.notebook.undefined_names import undefined_name, where_defined
+from dlo_lib.grading.notebook.defining_cell import where_defined
+from dlo_lib.grading.notebook.interrupts import interrupt_sentence
+from dlo_lib.grading.notebook.undefined_names import undefined_name
 from dlo_lib.launch.failure import RankFailure
 from dlo_lib.text import tr
 
@@ -55,6 +57,9 @@ def shorten_tracebacks(namespace: MutableMapping[str, Any], notebook: Path) -> N
         if isinstance(error, UserError):
             print(error, file=sys.stderr)
             return
+        if isinstance(error, KeyboardInterrupt):
+            print(interrupt_sentence(error, trace), file=sys.stderr)
+            return
         if missing := undefined_name(error):
             shell.showtraceback((kind, error, trace), tb_offset=tb_offset)
             if words := where_defined(notebook, missing):
@@ -75,4 +80,5 @@ def shorten_tracebacks(namespace: MutableMapping[str, Any], notebook: Path) -> N
             file=sys.stderr,
         )
 
-    running.set_custom_exc((NotImplementedError, UserError, NameError, RankFailure), explain)
+    kinds = (NotImplementedError, UserError, NameError, RankFailure, KeyboardInterrupt)
+    running.set_custom_exc(kinds, explain)

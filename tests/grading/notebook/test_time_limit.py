@@ -3,14 +3,17 @@
 import re
 import signal
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from dlo_lib.grading import Lab
 from dlo_lib.grading.checks.contract import scenario
-from dlo_lib.grading.checks.exceptions import Wrong
+from dlo_lib.grading.checks.exceptions import Late, Wrong
+from dlo_lib.grading.lab.source import LabSource
 from dlo_lib.grading.notebook.local_student import LocalStudent
 
 LOOP = "def scale(x):\n    while True:\n        x = x + 1\n"
@@ -43,6 +46,23 @@ def test_an_endless_call_ends_with_its_line(source: str, line: str) -> None:
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
+def test_after_a_time_out_the_other_checks_of_the_question_do_not_run(
+    small: LabSource, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[int] = []
+    loop = LOOP.replace("scale(x):", "absmax_scale(x):\n    calls.append(1)")
+    namespace: dict[str, Any] = {"calls": calls}
+    exec(compile(loop, "<cell scale>", "exec"), namespace)
+    lab = Lab(namespace, small.folder)
+    fast = replace(lab._checks, visible=tuple(replace(check, seconds=0.2) for check in lab._checks.visible))
+    monkeypatch.setattr(lab, "_checks", fast)
+    assert lab.check("scale") == 0
+    assert len(calls) == 1
+    said = capsys.readouterr().out
+    assert said.count("your code is still in line") == 1
+    assert "not run: the same as for “One scale a row”" in said
+
+
 LOOPS_ON_ONE_RANK = """
 import torch
 import torch.distributed as dist
@@ -62,7 +82,7 @@ def runs(student, rank, world):
 
 
 def test_a_rank_that_loops_is_named_with_its_line_and_not_that_of_the_rank_that_waits_for_it() -> None:
-    with pytest.raises(Wrong) as caught:
+    with pytest.raises(Late) as caught:
         student(LOOPS_ON_ONE_RANK, 5).ranks(runs, [{}] * 2)
     said, _, table = str(caught.value).partition("\n\n")
     assert re.fullmatch(r"rank 1 was still in line [78] of cell `scale` after 5 s", said)

@@ -2,6 +2,7 @@
 syntax error is named by the check that judges its earlier definition.
 """
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -124,6 +125,79 @@ def test_a_check_names_the_cell_that_was_skipped(small: LabSource, tmp_path: Pat
     assert 'begins with `def largest(x):`, below the heading "1 · Scales"' in no_helper
     assert "another cell" not in right
     assert "All checks pass" in right
+
+
+def test_a_fresh_kernel_names_the_cell_with_the_lab(
+    small: LabSource, tmp_path: Path, execute: Callable
+) -> None:
+    """After a restart no cell of the lab has run, so nothing of the lab is loaded but the extension."""
+    folder = tmp_path / small.info.directory
+    shutil.copytree(small.folder, folder)
+    code, markdown = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
+    setup = "from dlo_lib.grading import Lab\nlab = Lab(globals())"
+    saved = nbformat.v4.new_notebook(
+        cells=[markdown("## 1 · Begin"), code(setup), code("lab.check('scale')")]
+    )
+    nbformat.write(saved, folder / f"{small.info.name}.ipynb")
+    load = "%reload_ext dlo_lib.grading.notebook.fresh_kernel"
+    run = nbformat.v4.new_notebook(cells=[code(load), code("lab.check('scale')"), code("%cd -q ..\nlab")])
+    execute(run, folder)
+    (error, said), (elsewhere,) = (cell.outputs for cell in run.cells[1:])
+    assert error.ename == elsewhere.ename == "NameError"
+    assert "`lab` is defined in another cell" in said.text
+    assert 'begins with `from dlo_lib.grading import Lab`, below the heading "1 · Begin"' in said.text
+
+
+ENDLESS = "def absmax_scale(x):\n    while True:\n        x = x + 1"
+
+
+def test_a_running_check_shows_that_it_lives_and_its_interrupt_is_one_sentence(
+    kernel: jupyter_client.KernelManager, small: LabSource, tmp_path: Path, execute: Callable
+) -> None:
+    folder = tmp_path / small.info.directory
+    shutil.copytree(small.folder, folder)
+    setup = "from dlo_lib.grading import Lab\nlab = Lab(globals())\nimport dlo_lib.grading.notebook"
+    faster = "dlo_lib.grading.notebook.verdict_display.EVERY_S = 0.1"
+    cells = [nbformat.v4.new_code_cell(text) for text in (setup, faster)]
+    execute(nbformat.v4.new_notebook(cells=cells), folder)
+    client = kernel.blocking_client()
+    client.start_channels()
+    client.wait_for_ready()
+
+    def run(text: str, stop_at: str = "") -> list[str]:
+        """Run a cell; interrupt it when an output has ``stop_at``. Return its outputs as texts."""
+        asked, outputs = client.execute(text), []
+        while True:
+            message = client.get_iopub_msg(timeout=120)
+            kind, content = message["msg_type"], message["content"]
+            if message["parent_header"].get("msg_id") != asked:
+                continue
+            if kind == "status" and content["execution_state"] == "idle":
+                return outputs
+            if kind in ("stream", "error"):
+                outputs.append(content.get("text") or content["ename"])
+            elif kind in ("display_data", "update_display_data"):
+                outputs.append(content["data"]["text/plain"])
+                if stop_at and stop_at in outputs[-1]:
+                    kernel.interrupt_kernel()
+                    stop_at = ""
+
+    try:
+        run(ENDLESS)
+        running = "scale: check 1 of 2 is running, “One scale a row”"
+        *alive, ended, said = run("lab.check('scale')", stop_at=running)
+        assert alive
+        assert all(text.startswith(running) for text in alive)
+        assert ended == "scale: interrupted."
+        assert re.fullmatch(
+            r"The check “One scale a row” was interrupted; nothing is recorded. Your code was in line [23]: "
+            r"`(while True:|x = x \+ 1)`\n",
+            said,
+        )
+        (said,) = run("print('begun', flush=True)\ndisplay('begun')\nwhile True: pass", stop_at="begun")[2:]
+        assert said == "Interrupted. Your code was in line 3: `while True: pass`\n"
+    finally:
+        client.stop_channels()
 
 
 SCALE = "import torch\ndef absmax_scale(x):\n    return x.abs().amax(dim=-1) / 127"
