@@ -7,19 +7,26 @@ connections: run it once before a measurement.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
+import os
 from collections.abc import Callable
 from pathlib import Path
 
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+from dlo_lib.grading.switch.memory import anonymous_bytes, status_bytes
+from dlo_lib.grading.switch.own_memory import return_free_memory
+
+_CLEAR = Path("/proc/self/clear_refs")
+_OF_FILES = ("RssFile", "RssShmem")
 
 
 def private_bytes() -> int | None:
-    """Return the bytes of memory that only this process has; None where the system does not report it."""
-    _return_free_memory()
-    return _status("RssAnon") if _STATUS.is_file() else None
+    """Return the bytes of memory that only this process has; None where the system does not report it.
+
+    Memory that was freed is returned to the system first, as before a mark of a check.
+    """
+    gc.collect()
+    return_free_memory()
+    return anonymous_bytes(os.getpid()) or None
 
 
 def peak_bytes(run: Callable[[], object], repeats: int = 3, beyond: int | None = None) -> int | None:
@@ -35,26 +42,28 @@ def peak_bytes(run: Callable[[], object], repeats: int = 3, beyond: int | None =
     """
     found: list[int] = []
     for _ in range(repeats):
-        before = private_bytes() if beyond is None else beyond
-        try:
-            _CLEAR.write_text("5", encoding="ascii")  # the peak is counted from here
-        except OSError:
-            before = None
+        before = private_bytes()
+        reset = _begin_peak()
+        peak, files = _peak(), _files()
         run()
-        if before is not None:
-            found.append(max(0, _status("VmHWM") - _status("RssFile") - _status("RssShmem") - before))
+        if before is not None and reset:
+            grown = _peak() - peak - (_files() - files)
+            found.append(max(0, before + grown - (before if beyond is None else beyond)))
     return min(found, default=None)
 
 
-def _return_free_memory() -> None:
-    """glibc keeps freed memory for later: return it to the system."""
-    gc.collect()
-    with contextlib.suppress(AttributeError, OSError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
+def _begin_peak() -> bool:
+    """Let the peak be counted from here; return False where the system cannot."""
+    try:
+        _CLEAR.write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
 
 
-def _status(name: str) -> int:
-    (line,) = (
-        line for line in _STATUS.read_text(encoding="ascii").splitlines() if line.startswith(f"{name}:")
-    )
-    return 1024 * int(line.split()[1])
+def _peak() -> int:
+    return status_bytes(os.getpid(), "VmHWM")
+
+
+def _files() -> int:
+    return status_bytes(os.getpid(), *_OF_FILES)

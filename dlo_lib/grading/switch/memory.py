@@ -13,10 +13,13 @@ from collections.abc import Mapping
 
 def resident_bytes(pid: int) -> int:
     """Return the memory of a process in bytes, without pages of files; 0 if the process has ended."""
-    return _status_bytes(pid, "RssAnon", "RssShmem", "VmSwap", "HugetlbPages")
+    return status_bytes(pid, "RssAnon", "RssShmem", "VmSwap", "HugetlbPages")
 
 
-def _status_bytes(pid: int, *names: str) -> int:
+def status_bytes(pid: int, *names: str) -> int:
+    """Return the sum of some figures of ``status`` of a process in bytes, such as ``VmHWM``, the peak of its
+    memory; 0 if the process has ended.
+    """
     lines = read_proc(f"/proc/{pid}/status").splitlines()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(names))
 
@@ -32,6 +35,16 @@ def mapped_bytes(pid: int) -> dict[str, int]:
 def exact_bytes(pid: int, mapped: Mapping[str, int] | None = None) -> int:
     """Return the same as :func:`resident_bytes`, counted page by page.
 
+    Args:
+        mapped: :func:`mapped_bytes` of the process, if they are known.
+    """
+    return anonymous_bytes(pid, mapped) + status_bytes(pid, "RssShmem", "HugetlbPages")
+
+
+def anonymous_bytes(pid: int, mapped: Mapping[str, int] | None = None) -> int:
+    """Return the memory of a process in bytes without files and without what it shares with others, counted
+    page by page; 0 if the process has ended.
+
     The kernel adds the figures of ``status`` up for each processor, and up to Linux 6.16 what it shows is off
     by some MiB on a machine with many. Where pages cannot be counted, it is the figure of ``status``.
 
@@ -39,9 +52,7 @@ def exact_bytes(pid: int, mapped: Mapping[str, int] | None = None) -> int:
         mapped: :func:`mapped_bytes` of the process, if they are known.
     """
     mapped = mapped_bytes(pid) if mapped is None else mapped
-    if not mapped:
-        return resident_bytes(pid)
-    return mapped["Anonymous"] + mapped["Swap"] + _status_bytes(pid, "RssShmem", "HugetlbPages")
+    return mapped["Anonymous"] + mapped["Swap"] if mapped else status_bytes(pid, "RssAnon", "VmSwap")
 
 
 def sent_and_unread(line: socket.socket) -> int:
