@@ -111,7 +111,7 @@ explore(figures.ring, ranks=[2, 3, 4, 5, 6])
 # Press ▶ to play the steps one by one. In each step, which ranks send, and do two of them use the same link?
 
 # %% id="play_idea" tags=["demo"]
-explore(figures.ring_messages, ranks=[2, 3, 4, 5, 6], step=range(11))
+explore(figures.ring_messages, ranks=[2, 3, 4, 5, 6], step=lambda ranks: range(2 * ranks - 1))
 
 # %% [markdown] id="pi_text"
 # ## 1 · First contact: π with many ranks
