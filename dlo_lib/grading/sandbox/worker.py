@@ -38,6 +38,7 @@ from dlo_lib.grading.checks.codec import DATACLASSES, NotPlain, pack
 from dlo_lib.grading.checks.contract import Scenario
 from dlo_lib.grading.checks.faults import Fault, fault_of
 from dlo_lib.grading.sandbox.channel import Channel
+from dlo_lib.grading.sandbox.without_compiler import use_operators_in_compiled_code
 from dlo_lib.grading.switch.link import Link
 from dlo_lib.grading.switch.own_memory import return_free_memory
 from dlo_lib.grading.switch.scenario import DirectNames, call_scenario, names_used, run_scenario
@@ -96,6 +97,7 @@ class OutputCounter(io.TextIOBase):
 def prepare() -> Shell:
     """Create the shell that every worker uses; called once, before the fork."""
     start_workers_by_fork()
+    use_operators_in_compiled_code()
     config = Config()
     config.HistoryManager.enabled = False
     config.InteractiveShell.colors = "nocolor"

@@ -6,6 +6,12 @@ def clip(gradient: Tensor, limit: Tensor) -> Tensor:
     return gradient * torch.clamp(limit / gradient.norm(), max=1.0)
 
 
+# %% compiled {"question": "clip"}
+@torch.compile(mode="max-autotune", fullgraph=True)
+def clip(gradient: Tensor, limit: Tensor) -> Tensor:
+    return gradient * torch.clamp(limit / gradient.norm(), max=1.0)
+
+
 # %% step_decorated_by_torch {"question": "optimizer"}
 @torch.no_grad()
 def adamw(parameter, gradient, first, second, step, lr):
