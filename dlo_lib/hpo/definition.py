@@ -61,12 +61,20 @@ class Sampler(enum.Enum):
 
 @dataclass(frozen=True)
 class Definition:
-    """The space, the policy, the sampler and the seed of a search."""
+    """The space, the policy, the sampler and the seed of a search.
+
+    Raises:
+        UserError: the axes of a grid do not fit the space.
+    """
 
     space: Mapping[str, BaseDistribution]
     policy: Policy
     sampler: Sampler = Sampler.RANDOM
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.policy, Grid):
+            self.policy.require_in(self.space)
 
     def propose(self, trials: Sequence[FrozenTrial]) -> dict[str, Any]:
         """Sample the hyperparameters of the next trial, given the states and values of ``trials``.

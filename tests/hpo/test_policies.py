@@ -6,11 +6,14 @@ import itertools
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
+import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from dlo_lib.errors import UserError
 from dlo_lib.hpo.asha import Asha
+from dlo_lib.hpo.definition import Definition
 from dlo_lib.hpo.fixed_budget import EveryTrial, Grid
 from dlo_lib.hpo.halving import Hyperband, Rung, SuccessiveHalving, brackets, rungs
 from dlo_lib.hpo.population import PopulationBased, explore
@@ -54,6 +57,36 @@ def test_a_grid_has_every_combination_once():
     axes = {"x": (1, 2, 3), "y": ("a", "b"), "z": (0.5,)}
     table = carried_out(Grid(axes, 4), lambda row, _: row.params["x"], workers=2)
     assert [tuple(row.params.values()) for row in table] == list(itertools.product(*axes.values()))
+
+
+def test_the_axes_of_a_grid_may_be_arrays_and_ranges():
+    axes = {"x": np.linspace(0, 1, 3), "y": range(2), "z": [np.float32(0.5)], "u": torch.tensor([2, 3])}
+    grid = Grid(axes, 4)
+    assert grid.axes == {"x": [0.0, 0.5, 1.0], "y": [0, 1], "z": [0.5], "u": [2, 3]}
+    space = {name: FloatDistribution(0, 3) for name in axes}
+    definition = Definition(space, grid)
+    assert Definition.from_json(definition.to_json()) == definition
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({}, "the grid has no axis: give a list of values for each hyperparameter"),
+        ({"x": [], "lr": [1.0]}, "axis x of the grid has no values: give at least one"),
+        ({"x": "abc", "lr": [1.0]}, "axis x of the grid is 'abc': give a list of values"),
+        ({"x": np.array(3), "lr": [1.0]}, "axis x of the grid is 3: give a list of values"),
+        ({"x": [1], "lt": [1.0]}, r'unknown axis of the grid "lt": did you mean lr\?'),
+        ({"x": [1]}, "the grid has no axis for lr: add one with a single value"),
+        (
+            {"x": [1, 9], "lr": [1.0]},
+            r"axis x of the grid has the value 9, which IntDistribution\(.*does not",
+        ),
+        ({"x": ["a"], "lr": [1.0]}, "axis x of the grid has the value 'a', which IntDistribution"),
+    ],
+)
+def test_a_grid_that_does_not_fit_the_space_is_refused(axes, message):
+    with pytest.raises(UserError, match=message):
+        Definition({"x": IntDistribution(1, 3), "lr": FloatDistribution(0, 1)}, Grid(axes, 4))
 
 
 def test_the_rungs_follow_the_formula():
