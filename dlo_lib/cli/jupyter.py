@@ -15,7 +15,7 @@ from dlo_lib.errors import UserError
 from dlo_lib.files import state_dir, write_text
 from dlo_lib.grading.lab.course import BUILT_FILES, LAB_FILE, labs
 from dlo_lib.grading.lab.exchange import ClassExchange, find_exchange
-from dlo_lib.hub.extensions import NOT_FOR_STUDENTS, SETTINGS
+from dlo_lib.hub.extensions import NOT_FOR_STUDENTS, SETTINGS, write_style
 
 FIRST_PORT = 8888
 KERNEL = {
@@ -137,6 +137,8 @@ def write_jupyter_config(labs: Path, exchange: ClassExchange) -> Path:
     write_text(folder / "labconfig" / "default_setting_overrides.json", json.dumps(SETTINGS))
     # It has the name of the kernel that notebooks ask for, and comes before that of the environment.
     write_text(folder / "kernels" / "python3" / "kernel.json", json.dumps(KERNEL, indent=1))
+    server = {"ServerApp": {"tornado_settings": write_style(folder)}}
+    write_text(folder / "jupyter_server_config.json", json.dumps(server, indent=1))
     page = json.dumps({"disabledExtensions": NOT_FOR_STUDENTS})
     write_text(folder / "labconfig" / "page_config.json", page)
     return folder

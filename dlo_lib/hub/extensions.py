@@ -5,6 +5,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+from dlo_lib.files import write_text
+
 ROLES = ("student", "grader", "course")
 NOT_FOR_STUDENTS = {
     # It compares visible points with all points, so it says of a right solution that it fails.
@@ -21,6 +26,11 @@ SETTINGS = {
         "showLastModifiedColumn": False,
     },
 }
+STYLE = """\
+/* JupyterLab breaks printed lines within words. */
+.jp-OutputArea-output pre, .jp-RenderedText pre { word-break: normal !important; overflow-wrap: anywhere; }
+"""
+"""What ``write_style`` adds to the style of JupyterLab."""
 OWN_LIST = "dlo_lib.hub.assignment_list"
 NBGRADERS_LIST = "nbgrader.server_extensions.assignment_list"
 """In its place, :data:`OWN_LIST` answers the same requests, without nbgrader in the memory of the server."""
@@ -32,6 +42,16 @@ _EXTENSIONS = {
     "validate-assignment": (),
 }
 """Part of nbgrader → the roles that have it. Labs are edited as text and validated by their checks."""
+
+
+def write_style(folder: Path) -> dict[str, list[str]]:
+    """Write the style, and that JupyterLab loads it, into a folder of Jupyter's search path for
+    configurations. Return what ``ServerApp.tornado_settings`` needs for it: the place is no option, and by
+    default the user's ~/.jupyter.
+    """
+    write_text(folder / "custom" / "custom.css", STYLE)
+    write_text(folder / "jupyter_lab_config.json", json.dumps({"LabApp": {"custom_css": True}}, indent=1))
+    return {"static_custom_path": [str(folder / "custom")]}
 
 
 def disabled_in_lab(role: str) -> dict[str, bool]:

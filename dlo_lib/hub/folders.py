@@ -18,7 +18,7 @@ from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.hub import kubernetes
 from dlo_lib.hub.dashboards import proxied
-from dlo_lib.hub.extensions import ROLES, SETTINGS, disabled_in_lab, server_extensions
+from dlo_lib.hub.extensions import ROLES, SETTINGS, disabled_in_lab, server_extensions, write_style
 from dlo_lib.hub.lti import frame_ancestors
 from dlo_lib.hub.rights import course_environment
 from dlo_lib.hub.settings import HubCourse, HubSettings
@@ -101,11 +101,12 @@ def write_jupyter_folders(settings: HubSettings) -> None:
             "ServerApp": {
                 "jpserver_extensions": server_extensions(role),
                 "terminado_settings": {"shell_command": terminal_command(settings)},
+                "tornado_settings": write_style(folder),
             }
         }
         if role == "course" or settings.lti is not None:  # formgrader is a frame in JupyterLab
             headers = {"Content-Security-Policy": frame_ancestors(settings)}
-            server["ServerApp"]["tornado_settings"] = {"headers": headers}
+            server["ServerApp"]["tornado_settings"]["headers"] = headers
         if role != "course":
             server["ServerProxy"] = {"servers": proxied(python)}
             seconds = int(settings.limits.notebook_idle.total_seconds())

@@ -43,6 +43,12 @@ def test_the_file_browser_lists_the_notebook_and_readable_modules(course: Path) 
     assert {"small.ipynb", "lab.toml", "references.json"} <= files
     assert not {name for name in files - set(HIDDEN_FILES) if not name.endswith((".ipynb", ".py", "checks"))}
     config = write_jupyter_config(work_dir(), ClassExchange(None))
+    server, lab = (
+        json.loads((config / f"jupyter_{name}_config.json").read_text()) for name in ("server", "lab")
+    )
+    (style,) = server["ServerApp"]["tornado_settings"]["static_custom_path"]
+    assert "word-break: normal" in (Path(style) / "custom.css").read_text()
+    assert lab == {"LabApp": {"custom_css": True}}
     settings = json.loads((config / "labconfig" / "default_setting_overrides.json").read_text())
     browser = settings["@jupyterlab/filebrowser-extension:browser"]
     assert browser == {

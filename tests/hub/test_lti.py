@@ -65,7 +65,7 @@ def test_pages_in_a_frame_of_moodle_keep_their_cookies(settings: HubSettings) ->
     assert lti.in_a_frame(replace(settings, lti=None)) == {}
     write_jupyter_folders(replace(settings, lti=None))
     written = json.loads((settings.jupyter_folder("student") / "jupyter_server_config.json").read_text())
-    assert "tornado_settings" not in written["ServerApp"]
+    assert "headers" not in written["ServerApp"]["tornado_settings"]
 
 
 def test_kubernetes_refuses_a_launch_without_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,6 +113,8 @@ def test_each_role_has_its_parts_of_nbgrader(settings: HubSettings) -> None:
     }
     student = json.loads((settings.jupyter_folder("student") / "jupyter_server_config.json").read_text())
     assert all(board["unix_socket"] is True for board in student["ServerProxy"]["servers"].values())
+    (style,) = student["ServerApp"]["tornado_settings"]["static_custom_path"]
+    assert "word-break: normal" in (Path(style) / "custom.css").read_text()
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -60,7 +60,7 @@ def test_after_a_time_out_the_other_checks_of_the_question_do_not_run(
     assert len(calls) == 1
     said = capsys.readouterr().out
     assert said.count("your code is still in line") == 1
-    assert "not run: the same as for “One scale a row”" in said
+    assert "0/1  not run: the same as above\n" in said
 
 
 LOOPS_ON_ONE_RANK = """
