@@ -54,24 +54,49 @@ def backend_name(group: dist.ProcessGroup, device: torch.device) -> str:
 
 
 def divide_averages_of_gloo() -> None:
-    """Let the reduce-scatter of gloo divide an average by the number of ranks, in this process.
+    """Let each reduce-scatter of gloo divide an average by the number of ranks, in this process.
 
-    In 2.8 it returns the sum, so that the gradients of PyTorch's FSDP are too large by this number.
+    In 2.8 it returns the sum, so that the gradients of PyTorch's FSDP are too large by this number. Calling
+    it again changes nothing.
     """
-    if RELEASE < (2, 9):
-        for name in ("reduce_scatter", "_reduce_scatter_base"):
-            setattr(dist.ProcessGroup, name, _averaging(getattr(dist.ProcessGroup, name)))
+    if RELEASE >= (2, 9) or _DIVIDING:
+        return
+    for name in ("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"):
+        setattr(dist.ProcessGroup, name, _averaging(getattr(dist.ProcessGroup, name)))
+    library = torch.library.Library("_c10d_functional", "IMPL")
+    for name in ("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"):
+        functional = getattr(torch.ops._c10d_functional, name).default
+        library.impl(name, _averaging_functional(functional), "CPU")
+    _DIVIDING.append(library)
+
+
+_DIVIDING: list[torch.library.Library] = []
 
 
 def _averaging(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def reduce_scatter(group: dist.ProcessGroup, outputs: Any, inputs: Any, options: Any) -> Any:
-        if options.reduceOp == dist.ReduceOp.AVG and tree_leaves(outputs)[0].is_cpu:
+        if options.reduceOp == dist.ReduceOp.AVG and _is_gloo(group, tree_leaves(outputs)[0].device):
             options.reduceOp = dist.ReduceOp.SUM
             inputs = tree_map(lambda tensor: tensor / group.size(), inputs)
         return original(group, outputs, inputs, options)
 
     return reduce_scatter
+
+
+def _averaging_functional(operator: Any) -> Callable[..., Any]:
+    def reduce_scatter(inputs: Any, reduce_op: str, group_size: int, group_name: Any) -> Any:
+        group = dist.distributed_c10d._resolve_process_group(group_name)
+        if reduce_op == "avg" and _is_gloo(group, torch.device("cpu")):
+            reduce_op, inputs = "sum", tree_map(lambda tensor: tensor / group_size, inputs)
+        key = torch._C.DispatchKey.CompositeExplicitAutograd  # the kernel that this one replaces
+        return operator._op_dk(key, inputs, reduce_op, group_size, group_name)
+
+    return reduce_scatter
+
+
+def _is_gloo(group: dist.ProcessGroup, device: torch.device) -> bool:
+    return backend_name(group, device) == "gloo"
 
 
 def owned_edge(output: Tensor) -> tuple[GradientEdge, object]:

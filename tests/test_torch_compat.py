@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives
 
 from dlo_lib import torch_compat
+from dlo_lib.launch import run_ranks
 
 
 class Twice(torch.autograd.Function):
@@ -80,28 +82,88 @@ def test_before_2_9_the_backward_of_the_ring_takes_a_mesh(monkeypatch, numbers):
 class Group:
     """Sums what its ranks, which all pass the same numbers, reduce."""
 
+    backend = "gloo"
+
     def size(self) -> int:
         return 4
 
+    def _get_backend(self, device: torch.device) -> Any:
+        return SimpleNamespace(name=lambda: self.backend)
+
     def _reduce_scatter_base(self, outputs: torch.Tensor, inputs: torch.Tensor, options: Any) -> None:
-        assert options.reduceOp == dist.ReduceOp.SUM
+        assert options.reduceOp == dist.ReduceOp.SUM or self.backend != "gloo"
         outputs.copy_(4 * inputs[: len(outputs)])
 
     def reduce_scatter(self, outputs: Any, inputs: Any, options: Any) -> None:
         self._reduce_scatter_base(outputs[0], inputs[0][0], options)
 
+    def reduce_scatter_tensor_coalesced(self, outputs: Any, inputs: Any, options: Any) -> None:
+        self._reduce_scatter_base(outputs[0], inputs[0], options)
 
-@pytest.mark.parametrize(("asked", "result"), [(dist.ReduceOp.AVG, 1.0), (dist.ReduceOp.SUM, 4.0)])
-def test_before_2_9_averages_of_gloo_are_divided(monkeypatch, asked, result):
-    """Without it, the gradients of PyTorch's FSDP are too large by the number of ranks."""
-    for name in ("reduce_scatter", "_reduce_scatter_base"):
+
+class Functional:
+    """The operator of a functional reduce-scatter on ``Group``."""
+
+    def _op_dk(self, key: Any, inputs: Any, reduce_op: str, size: int, group: str) -> Any:
+        return (reduce_op, 4 * inputs[0] if isinstance(inputs, list) else 4 * inputs)
+
+
+@pytest.fixture
+def dividing(monkeypatch) -> None:
+    """``divide_averages_of_gloo`` was called, twice, before 2.9."""
+    for name in ("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"):
         monkeypatch.setattr(Group, name, vars(Group)[name])  # restored at the end
     monkeypatch.setattr(torch_compat.dist, "ProcessGroup", Group)
+    monkeypatch.setattr(torch_compat.dist.distributed_c10d, "_resolve_process_group", lambda name: Group())
     monkeypatch.setattr(torch_compat, "RELEASE", (2, 8))
-    torch_compat.divide_averages_of_gloo()
+    monkeypatch.setattr(torch_compat, "_DIVIDING", [])
+    implemented: list[str] = []
+    library = SimpleNamespace(impl=lambda name, function, key: implemented.append(name))
+    monkeypatch.setattr(torch_compat.torch.library, "Library", lambda name, kind: library)
+    for _ in range(2):
+        torch_compat.divide_averages_of_gloo()
+    assert implemented == ["reduce_scatter_tensor", "reduce_scatter_tensor_coalesced"]
+
+
+@pytest.mark.parametrize(("asked", "result"), [(dist.ReduceOp.AVG, 1.0), (dist.ReduceOp.SUM, 4.0)])
+def test_before_2_9_averages_of_gloo_are_divided(dividing, asked, result):
+    """Without it, the gradients of PyTorch's FSDP are too large by the number of ranks."""
     given, out = torch.ones(8), torch.zeros(2)
     Group()._reduce_scatter_base(out, given, SimpleNamespace(reduceOp=asked))
     assert out.tolist() == [result] * 2
     assert given.tolist() == [1.0] * 8
     Group().reduce_scatter([out.zero_()], [[given[:2]] * 4], SimpleNamespace(reduceOp=asked))
     assert out.tolist() == [result] * 2
+    Group().reduce_scatter_tensor_coalesced([out.zero_()], [given], SimpleNamespace(reduceOp=asked))
+    assert out.tolist() == [result] * 2
+    functional = torch_compat._averaging_functional(Functional())
+    asked = {dist.ReduceOp.AVG: "avg", dist.ReduceOp.SUM: "sum"}[asked]
+    for inputs in (given, [given]):
+        assert functional(inputs, asked, 4, "0")[1].tolist() == [result] * 8
+
+
+def test_before_2_9_averages_of_another_backend_reach_it(dividing, monkeypatch):
+    """Such as the switch of the checks, which divides."""
+    monkeypatch.setattr(Group, "backend", "switch")
+    options = SimpleNamespace(reduceOp=dist.ReduceOp.AVG)
+    Group()._reduce_scatter_base(torch.zeros(2), torch.ones(8), options)
+    assert options.reduceOp == dist.ReduceOp.AVG
+    assert torch_compat._averaging_functional(Functional())(torch.ones(8), "avg", 4, "0")[0] == "avg"
+
+
+def averages() -> list[float]:
+    """The average of 1 and 2 by each form of a reduce-scatter."""
+    given = torch.tensor([1.0 + dist.get_rank()] * 2)
+    outs = [torch.zeros(1) for _ in range(3)]
+    dist.reduce_scatter_tensor(outs[0], given, op=dist.ReduceOp.AVG)
+    dist.reduce_scatter(outs[1], list(given.split(1)), op=dist.ReduceOp.AVG)
+    with dist.distributed_c10d._coalescing_manager():
+        dist.reduce_scatter_tensor(outs[2], given, op=dist.ReduceOp.AVG)
+    functional = torch.distributed._functional_collectives
+    outs.append(functional.reduce_scatter_tensor(given, "avg", 0, dist.group.WORLD))
+    outs += functional.reduce_scatter_tensor_coalesced([given], "avg", [0], dist.group.WORLD)
+    return [out.item() for out in outs]
+
+
+def test_averages_are_averages_on_this_release():
+    assert run_ranks(averages, 2) == [[1.5] * 5] * 2
