@@ -39,6 +39,7 @@ from dlo_lib.parallel.backward_pass import without_sync
 from dlo_lib.parallel.ddp.comm_hooks import CommHook, sum_hook
 from dlo_lib.parallel.ddp.join import JoinContext, JoinPhase
 from dlo_lib.parallel.ddp.reducer import GradAllReduce, PassEnd, broadcast_ints
+from dlo_lib.parallel.held_params import HeldModule, refuse_max_norm
 from dlo_lib.parallel.nested import tensors_in
 from dlo_lib.parallel.protocol import (
     MemoryObserver,
@@ -91,9 +92,9 @@ class DDP(ModuleWrapper):
 
     Raises:
         UserError: there is no process group; the ranks hold different modules; a parameter has no gradient
-            (see ``find_unused_parameters``), is unfrozen after wrapping, has a sparse gradient, or is reached
-            twice in one backward (reentrant checkpointing without ``static_graph``); the graph is not static
-            although ``static_graph`` is True.
+            (see ``find_unused_parameters``), is new or unfrozen after wrapping, has a sparse gradient, or is
+            reached twice in one backward (reentrant checkpointing without ``static_graph``); the graph is not
+            static although ``static_graph`` is True; an embedding has ``max_norm``.
     """
 
     holds_every_param = True
@@ -116,7 +117,9 @@ class DDP(ModuleWrapper):
     ) -> None:
         super().__init__()
         group = process_group(group, "DDP")
+        refuse_max_norm(module)
         self.module = module
+        self._held = HeldModule(module, list(module.parameters()), "DDP")
         self.reduced_over = dict(reduced_over or {})
         self.group: dist.ProcessGroup = group
         self._bucket_bytes = bucket_bytes
@@ -160,6 +163,8 @@ class DDP(ModuleWrapper):
         return next(self.module.parameters(), torch.empty(0)).device
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            self._held.check()
         self._reducer.recover()
         if not torch.is_grad_enabled():
             return self.module(*args, **kwargs)

@@ -114,8 +114,24 @@ def show_dtensors(module: nn.Module, shards: Mapping[str, nn.Parameter]) -> None
     Args:
         shards: the shards of its parameters, by attribute.
     """
-    module.register_state_dict_post_hook(functools.partial(_save_params, shards))
-    module.register_load_state_dict_pre_hook(functools.partial(_load_params, shards))
+    owned = OwnedShards(shards)
+    module.register_state_dict_post_hook(functools.partial(_save_params, owned))
+    module.register_load_state_dict_pre_hook(functools.partial(_load_params, owned))
+
+
+def refuse_copy(self: Any, protocol: Any) -> Any:
+    """Serves as ``__reduce_ex__`` of what the hooks of FSDP hold, so that a module with them is not copied. The
+    parameters of a copy would be plain tensors with the rows of this rank."""
+    raise UserError(
+        "a module inside FSDP cannot be copied or pickled, because it holds the rows of one rank: copy it "
+        "before wrapping, or load full_state_dict() into a module that is not wrapped"
+    )
+
+
+class OwnedShards(dict[str, nn.Parameter]):
+    """The shards of a module, by attribute."""
+
+    __reduce_ex__ = refuse_copy
 
 
 def _save_params(

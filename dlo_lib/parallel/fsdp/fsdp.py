@@ -29,7 +29,7 @@ number of dimensions of its parameter, and a unit may contain both frozen and tr
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -41,10 +41,12 @@ from torch import Tensor, nn
 from dlo_lib.errors import UserError
 from dlo_lib.parallel.backward_pass import without_sync
 from dlo_lib.parallel.fsdp.dtensors import spec_of
+from dlo_lib.parallel.fsdp.held_shards import HeldShards
 from dlo_lib.parallel.fsdp.param_group import FSDPLayout, FSDPParam, FSDPParamGroup
 from dlo_lib.parallel.fsdp.state_dict import full_state_dict, load_full_state_dict
 from dlo_lib.parallel.fsdp.unit_schedule import UnitSchedule
 from dlo_lib.parallel.fsdp.wrap import BlockTypes, cut_into_units
+from dlo_lib.parallel.held_params import COMPILE_BLOCKS, refuse_compiled, refuse_max_norm
 from dlo_lib.parallel.materialize import Values
 from dlo_lib.parallel.mesh import inner_group
 from dlo_lib.parallel.protocol import (
@@ -137,6 +139,7 @@ class FSDP(ModuleWrapper):
         sharded_over = sharded_over or {}
         if any(spec_of(param) is not None for param in module.parameters()):
             raise UserError("this module is sharded already: build a new one and wrap it once")
+        refuse_max_norm(module)
         self.module = module
         self.group: dist.ProcessGroup = group
         smaller = (
@@ -197,6 +200,7 @@ class FSDP(ModuleWrapper):
             find_unused=find_unused_parameters,
             on_end=lambda: self._schedule.end_backward(),
         )
+        self._held = HeldShards(module, [param for unit in self.units for param in unit.fsdp_params])
         keep_whole = reshard_after_forward is False
         self._schedule = UnitSchedule(self.units, self._grad_reduction, compute_dtype, keep_whole)
         for unit in self.units:
@@ -205,12 +209,29 @@ class FSDP(ModuleWrapper):
                 fsdp_param.whole.register_post_accumulate_grad_hook(hook)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(self.module, args, kwargs)
+
+    def call_method(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the method ``name`` of the module as ``forward`` is called, for example one that generates
+        text. The parameters of the module itself are whole meanwhile. Called by every rank."""
+        method = functools.partial(self._schedule.call, self.module, getattr(self.module, name))
+        return self._forward(method, args, kwargs)
+
+    def _forward(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        refuse_compiled("an FSDP module")
+        self._held.follow()
         self._grad_reduction.recover()
-        self._schedule.begin_forward()
         self.pool.release()  # free the buffers of the last backward, because forward needs the memory first
-        out = self.module(*args, **kwargs)
-        self._schedule.end_forward()
+        self._schedule.begin_forward()
+        try:
+            out = call(*args, **kwargs)
+            self._schedule.end_forward()
+        finally:
+            self._schedule.leave_forward()
         return out
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        raise UserError(COMPILE_BLOCKS.format("an FSDP module"))
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside the context accumulate whole gradients on this rank, without a reduction.

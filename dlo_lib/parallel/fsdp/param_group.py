@@ -25,10 +25,13 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
+from dlo_lib.parallel.fsdp.absent_param import AbsentParam
 from dlo_lib.parallel.fsdp.dtensors import ShardSpec, rows_of, show_dtensors, show_optimizer_dtensors
 from dlo_lib.parallel.fsdp.wrap import ParamRef, WrapPlan
 from dlo_lib.parallel.materialize import Values
+from dlo_lib.parallel.sharding.grad_reduction import divisors
 from dlo_lib.parallel.sharding.sharded_grad import GradScope, mark
 from dlo_lib.parallel.sharding.transport import BufferPool, Transport
 
@@ -54,10 +57,17 @@ class FSDPParam:
     whole: nn.Parameter
     parts: Tensor
     """The memory of ``whole`` with its padding, (ranks, numel). Row r is the part of rank r."""
+    absent: AbsentParam
+    """What the code of the model finds while the parameter is sharded."""
     arrived: bool = False
     """Whether this backward pass has computed the gradient."""
     filled: bool = False
     """Whether a gradient of this pass, or of an earlier one, is packed and not reduced yet."""
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the parameter was frozen after wrapping."""
+        return not self.shard.requires_grad
 
 
 @dataclass(frozen=True)
@@ -91,11 +101,12 @@ class FSDPParamGroup:
     def __init__(self, plan: WrapPlan, layout: FSDPLayout, values: Values) -> None:
         self.name, self.call_spans, self.layout = plan.name, plan.call_spans, layout
         self.ranks, self.rank = dist.get_world_size(layout.group), dist.get_rank(layout.group)
-        self.state = ShardedState.SHARDED
+        self.state, self._hidden = ShardedState.SHARDED, False
         self._post_forward_shard: Tensor | None = None  # the larger shard between forward and backward
         self._version = -1  # the version counter of the shards at the last all-gather
         dtype = plan.param_refs[0].param.dtype
         self.compute_dtype, self.reduce_dtype = layout.compute_dtype or dtype, layout.reduce_dtype or dtype
+        self._divide_before, self._divide_after = divisors(layout.averaged_ranks, self.reduce_dtype)
         rows = [-(-ref.param.shape[:1].numel() // self.ranks) for ref in plan.param_refs]
         self._sizes = [count * ref.param.shape[1:].numel() for count, ref in zip(rows, plan.param_refs)]
         self.shards = torch.zeros(sum(self._sizes), dtype=dtype, device=layout.shard_device)
@@ -108,6 +119,8 @@ class FSDPParamGroup:
         self.trained = [param for param in self.fsdp_params if param.shard.requires_grad]
         self.trained_numel = sum(param.numel for param in self.trained)
         self.missing = len(self.trained)  # the number of gradients that this pass has not computed yet
+        # The node of autograd that accumulates a gradient. All trained parameters of a unit share its fate.
+        self._accumulator = get_gradient_edge(self.trained[0].whole).node if self.trained else None
         self._grad_scope = GradScope([layout.group], layout.device)
         self._packed: Tensor | None = None
         self._pack_views: dict[FSDPParam, list[tuple[Tensor, slice]]] = {}
@@ -139,11 +152,29 @@ class FSDPParamGroup:
         for after in (original._post_accumulate_grad_hooks or {}).values():
             shard.register_post_accumulate_grad_hook(after)
         _shrink(flat)
-        return FSDPParam(ref.name, ref.owners, offset, size, shard, whole, flat.view(self.ranks, size))
+        parts, absent = flat.view(self.ranks, size), AbsentParam(ref.name, whole)
+        return FSDPParam(ref.name, ref.owners, offset, size, shard, whole, parts, absent)
+
+    def hide_shards(self, hidden: bool) -> None:
+        """While the unit is sharded, the modules hold an ``AbsentParam`` if ``hidden``, otherwise the
+        shards."""
+        self._hidden = hidden
+        if self.state is not ShardedState.UNSHARDED:
+            self._swap_params(whole=False)
+
+    def gradients_are_computed(self) -> bool:
+        """Return whether the running pass of autograd computes the gradients of the parameters, as
+        ``backward`` does and ``autograd.grad`` of other tensors does not. Called in a hook."""
+        if self._accumulator is None:
+            return True
+        try:
+            return torch._C._will_engine_execute_node(self._accumulator)  # type: ignore[attr-defined]
+        except RuntimeError:  # autograd.grad of this parameter, which leaves .grad unchanged
+            return False
 
     def _swap_params(self, whole: bool) -> None:
         for param in self.fsdp_params:
-            chosen = param.whole if whole else param.shard
+            chosen = param.whole if whole else param.absent if self._hidden else param.shard
             for module, attribute in param.owners:
                 module._parameters[attribute] = chosen
 
@@ -217,7 +248,12 @@ class FSDPParamGroup:
         flat = gradient.reshape(-1)
         for target, part in self._views_of(param):
             source = flat[part].view(target.shape)
-            target.add_(source) if param.filled else target.copy_(source)
+            if param.filled:
+                target.add_(source, alpha=1 / self._divide_before)
+            elif self._divide_before > 1:
+                torch.mul(source, 1 / self._divide_before, out=target)
+            else:
+                target.copy_(source)
         self.missing -= not param.arrived
         param.arrived = param.filled = True
 
@@ -259,13 +295,13 @@ class FSDPParamGroup:
 
     @torch.no_grad()
     def wait_reduce_scatter(self) -> None:
-        """Wait for the sum and divide it by the number of all ranks. If the shards have replicas, start the
-        all-reduce over them."""
+        """Wait for the sum, which is then divided by the number of all ranks. If the shards have replicas,
+        start the all-reduce over them."""
         assert self._reduced is not None
         self._wait_sum()
         del self._wait_sum  # it keeps the sent tensor alive
         replicas = self.layout.replicas
-        self._reduced.mul_(1 / self.layout.averaged_ranks)
+        self._reduced.mul_(1 / self._divide_after)
         if replicas is not None:
             self._wait_sum = dist.all_reduce(self._reduced, group=replicas, async_op=True).wait
         self._release_packed()

@@ -8,13 +8,14 @@ before in this forward.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dlo_lib.parallel.fsdp.dtensors import refuse_copy
 from dlo_lib.parallel.fsdp.param_group import FSDPParam, FSDPParamGroup
 from dlo_lib.parallel.fsdp.wrap import CallSpan
 from dlo_lib.parallel.nested import map_tensors, tensors_in
@@ -59,17 +60,41 @@ class UnitSchedule:
         # The units whose weights backward needs, the next one last
         self._backward_order: list[FSDPParamGroup] = []
         self._in_backward: set[FSDPParamGroup] = set()
+        # Whether a gradient that is not that of parameters, as the forces of a potential, was computed since
+        # the last forward began. Its graph reads the weights of any unit at any time: they stay unsharded.
+        self._graph_of_gradient = False
         self._pending: dict[FSDPParamGroup, PendingCalls] = {unit: PendingCalls() for unit in units}
+        self._call_spans = call_spans
         for unit, span in call_spans:
             for inner in span.modules:
+                # First, because the hooks of the user, as those of weight_norm, need the whole parameters.
                 inner.register_forward_pre_hook(
-                    functools.partial(self._pre_forward, unit, span), with_kwargs=True
+                    functools.partial(self._pre_forward, unit, span), prepend=True, with_kwargs=True
                 )
                 inner.register_forward_hook(functools.partial(self._post_forward, unit, span))
 
+    __reduce_ex__ = refuse_copy
+
     def begin_forward(self) -> None:
-        """Begin to record the order of calls."""
-        self._order = []
+        """Begin to record the order of calls, and hide the shards from the model's code."""
+        self._order, self._graph_of_gradient = [], False
+        for unit in self.units:
+            unit.hide_shards(True)
+
+    def call(self, module: nn.Module, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call ``method`` of ``module``, with the parameters whole that its forward has whole."""
+        spans = [(unit, span) for unit, span in self._call_spans if module in span.modules]
+        for unit, span in spans:
+            args, kwargs = self._pre_forward(unit, span, module, args, kwargs)
+        out = method(*args, **kwargs)
+        for unit, span in spans:
+            self._post_forward(unit, span, module, args, out)
+        return out
+
+    def leave_forward(self) -> None:
+        """Show the shards again, also after an exception."""
+        for unit in self.units:
+            unit.hide_shards(False)
 
     def end_forward(self) -> None:
         """Keep the order of calls for the next forward, and free what backward does not begin with."""
@@ -82,6 +107,7 @@ class UnitSchedule:
         """Free all units, unless they remain unsharded for the next micro-batch."""
         self._in_backward.clear()
         self._backward_order.clear()
+        self._graph_of_gradient = False
         for unit in self.units:
             if not self._accumulates_whole:
                 unit.reshard()
@@ -158,13 +184,18 @@ class UnitSchedule:
 
     def _stays_whole(self, unit: FSDPParamGroup) -> bool:
         """Return whether the unit remains unsharded until backward: with ``reshard_after_forward=False``
-        every unit does, otherwise only the unit with which backward begins."""
+        every unit does, otherwise only the unit with which backward begins, unless there is the graph of a
+        gradient."""
         last = len(self._order) >= len(self._previous_order) and self._backward_order[-1:] == [unit]
-        return torch.is_grad_enabled() and (self._keep_whole or last)
+        return torch.is_grad_enabled() and (self._keep_whole or last or self._graph_of_gradient)
 
     def _pre_backward(self, unit: FSDPParamGroup, gradient: Tensor) -> None:
         """Unshard the unit again, and start to gather the unit that backward needs next."""
         if unit in self._in_backward:
+            return
+        if not unit.gradients_are_computed():
+            self._graph_of_gradient = True
+            unit.unshard()
             return
         self._grad_reduction.begin()
         self._in_backward.add(unit)
@@ -177,6 +208,8 @@ class UnitSchedule:
     def _post_backward(self, unit: FSDPParamGroup, module: nn.Module) -> None:
         """Free the unit after its last pending call. Called when the gradients of the inputs of a call are
         computed, which is the end of the backward of this call."""
+        if self._graph_of_gradient:  # the gradients of the parameters have a second part
+            return
         calls = self._pending[unit]
         calls.all -= 1
         calls.reading -= not _reads_no_weight_in_backward(module)

@@ -43,12 +43,13 @@ def broadcast_packed(
 ) -> None:
     """Overwrite ``tensors`` in place with those of rank ``source`` of ``group``; called by every rank.
 
-    Small tensors are packed into messages of at most ``bucket_bytes``.
+    Small tensors are packed into messages of at most ``bucket_bytes``. A message is sent as bytes, because
+    backends do not know every dtype (16-bit integers, fp8).
     """
     origin = dist.get_global_rank(group, source)
     for indices in cut_into_buckets(tensors, bucket_bytes, bucket_bytes):
         members = [tensors[index] for index in indices]
         flat = torch.cat([member.reshape(-1) for member in members])
-        dist.broadcast(flat, origin, group=group)
+        dist.broadcast(flat.view(torch.uint8), origin, group=group)
         for member, received in zip(members, flat.split([member.numel() for member in members])):
             member.copy_(received.view(member.shape))

@@ -32,11 +32,16 @@ class PackedParam(Protocol):
     Attributes:
         arrived: whether this pass has computed the gradient.
         filled: whether a gradient of this pass, or of an earlier one, is packed and not sent yet.
+        frozen: whether the parameter has been frozen since. Zeros are sent for it, and its gradient stays
+            None.
     """
 
     name: str
     arrived: bool
     filled: bool
+
+    @property
+    def frozen(self) -> bool: ...
 
 
 S = TypeVar("S", bound=PackedParam)
@@ -194,13 +199,15 @@ class GradReduceScatter(Generic[S]):
             for pack in self._reducing[-1:]:
                 pack.wait_reduce_scatter()
             unused = self._unused_everywhere() if self._find_unused else set()
+            unused.update(slot for slot in self._absent if slot.frozen)
             for pack in self._reducing:
                 pack.assign_grads(unused)
             absent, self._absent = self._absent, []
             self._sent_before, self._reducing = dict.fromkeys(reversed(self._reducing)), []
         self._finalize_backward()
-        if absent and not self._find_unused:
-            names = ", ".join(slot.name for slot in absent)
+        missing = [slot.name for slot in absent if not slot.frozen]
+        if missing and not self._find_unused:
+            names = ", ".join(missing)
             raise UserError(
                 f"no gradient on this rank for {names}: freeze what is not trained before wrapping, "
                 "or pass find_unused_parameters=True",
@@ -221,3 +228,16 @@ class GradReduceScatter(Generic[S]):
         if not missing:
             return set()  # return early, so that the CPU does not wait for an accelerator
         return {slot for slot, flag in zip(slots, used.tolist()) if not flag}
+
+
+def divisors(ranks: int, dtype: torch.dtype) -> tuple[int, float]:
+    """Return the numbers by which gradients are divided before and after they are summed over ``ranks``. The
+    product is ``ranks``.
+
+    A sum in fp16 overflows above 65504, and small gradients that are divided first underflow. Therefore about
+    the square root of ``ranks`` comes first, as in PyTorch's ``fully_shard``. Other dtypes have a wider range.
+    """
+    before = 1
+    while dtype is torch.float16 and ranks % before == 0 and ranks / before > before:
+        before *= 2
+    return before, ranks / before

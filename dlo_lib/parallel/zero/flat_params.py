@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from dlo_lib.errors import UserError
+from dlo_lib.parallel.held_params import HeldMemory
 from dlo_lib.parallel.sharding.buckets import cut_into_buckets
 from dlo_lib.parallel.sharding.transport import Transport, default_transport
 
@@ -158,12 +159,23 @@ class Partition:
         _check_no_overlap(new)
         self._known.update(new)
         if self.split is PartitionBy.ELEMENTS:
-            for indices in cut_into_buckets(new, self._bucket_bytes, self._bucket_bytes):
-                self._add_bucket([new[index] for index in indices], owner=None)
-            return
-        for owner, owned in enumerate(self._assign_owners(new)):
+            owners: list[tuple[int | None, list[nn.Parameter]]] = [(None, new)]
+        else:
+            owners = list(enumerate(self._assign_owners(new)))
+        for owner, owned in owners:
             for indices in cut_into_buckets(owned, self._bucket_bytes, self._bucket_bytes):
                 self._add_bucket([owned[index] for index in indices], owner)
+        moved = [entry.param for bucket in self.buckets for entry in bucket.entries]
+        names = {param: f"a parameter of shape {tuple(param.shape)}" for param in moved}
+        self._held = HeldMemory(names, "ShardedOptimizer")
+
+    def check(self) -> None:
+        """Check that the parameters are still in the flat memory.
+
+        Raises:
+            UserError: they were moved or cast, as by ``module.bfloat16()``.
+        """
+        self._held.check()
 
     def _assign_owners(self, params: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
         """Assign the parameters, the largest first, to the rank that owns the fewest bytes. The largest share

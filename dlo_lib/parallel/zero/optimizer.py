@@ -84,7 +84,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     Raises:
         UserError: there is no process group; the optimiser needs all parameters at once (L-BFGS); in
-            ``step``, a gradient is sparse, or belongs to a parameter that was frozen when it was added.
+            ``step``, a gradient is sparse, or belongs to a parameter that was frozen when it was added, or a
+            parameter was moved or cast in the meantime.
     """
 
     def __init__(
@@ -188,6 +189,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Returns the result of ``closure``; None without one.
         """
         assert self.local is not None
+        self.partition.check()
         for held, own in zip(self.param_groups, self.local.param_groups):
             own.update((key, value) for key, value in held.items() if key not in _PARAM_KEYS)
         if closure is None:

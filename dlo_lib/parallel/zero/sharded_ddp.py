@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dlo_lib.parallel.backward_pass import without_sync
+from dlo_lib.parallel.held_params import HeldModule, refuse_max_norm
 from dlo_lib.parallel.protocol import (
     MemoryObserver,
     ModuleWrapper,
@@ -54,6 +55,10 @@ class PackedGrad:
     entry: BucketEntry
     arrived: bool = False
     filled: bool = False
+
+    @property
+    def frozen(self) -> bool:
+        return not self.entry.param.requires_grad
 
 
 class FlatGradPack:
@@ -185,7 +190,8 @@ class ShardedDDP(ModuleWrapper):
 
     Raises:
         UserError: there is no process group; a parameter has no gradient (see ``find_unused_parameters``), a
-            sparse gradient, or two gradients in one backward pass.
+            sparse gradient, or two gradients in one backward pass; the module was changed after wrapping
+            (``held_params``); an embedding has ``max_norm``.
     """
 
     holds_every_param = True
@@ -204,6 +210,7 @@ class ShardedDDP(ModuleWrapper):
     ) -> None:
         super().__init__()
         group = process_group(group, "ShardedDDP")
+        refuse_max_norm(module)
         self.module = module
         self.group: dist.ProcessGroup = group
         broadcast_packed([*module.parameters(), *module.buffers()], group, bucket_bytes)
@@ -226,6 +233,7 @@ class ShardedDDP(ModuleWrapper):
             find_unused=find_unused_parameters,
         )
         self.partition.discard_unaveraged = self._grad_reduction.discard
+        self._held = HeldModule(module, list(module.parameters()), "ShardedDDP")
         for bucket in self.buckets:
             for slot in bucket.trained:
                 hook: Callable[[Tensor], None] = functools.partial(
@@ -235,6 +243,9 @@ class ShardedDDP(ModuleWrapper):
                 slot.entry.param.register_post_accumulate_grad_hook(hook)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            self._held.check()
+            self.partition.check()
         self._grad_reduction.recover()
         self.pool.release()  # free the buffers of the last backward, because forward needs the memory first
         if torch.is_grad_enabled():
