@@ -3,8 +3,9 @@
 Code becomes tokens. A name is one token for all names, except keywords, built-ins, names after a dot and the
 names that the released notebook defines (``dist``, ``config``, a function of an earlier step): a student
 cannot rename these, unless the cell binds them anew, as a parameter or a variable. Numbers and short strings
-without a space keep their value, because results depend on them; other strings are messages and one token.
-Comments, layout, docstrings and statements that do nothing are dropped. A fingerprint is the hash of
+without a space keep their value, because results depend on them; other strings are messages and one token,
+and a string that holds code is read as code too. Comments, layout, docstrings, long lists of constants and
+statements that do nothing or are repeated are dropped. A fingerprint is the hash of
 
 - a *run*, K tokens in a row: it shows copied passages, also in another cell;
 - a *statement* of at least ``LEAST_STATEMENT`` tokens, with the cell that it is in: it is the same after
@@ -22,15 +23,30 @@ import builtins
 import hashlib
 import keyword
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import groupby
 
 K = 18  # tokens of a run
 LEAST_STATEMENT = 6  # tokens: a shorter statement says nothing alone
 MAX_TOKENS = 30_000  # of one text; the rest is not compared
+MOST_READ = 2_000_000  # tokens of one text, with those that are dropped
+MOST_EQUAL = 8  # equal statements of a text that count
+LONGEST_DATA = 64  # constants, names and commas in a row; more are a table
+DATA = re.compile(r"\d.*|\".*|string|name|[-,:()\[\]{}]", re.DOTALL)
+LEAST_TEXT = 80  # characters of strings in a row that may be code
+CODE_LINE = re.compile(
+    r"""\s*(?:@\w | (?:async\ )?def\ \w+\s*\( | class\ \w+\s*[(:] | return\b.*[\w)\]]$
+      | (?:for|if|while|with|elif)\b.*[:{(]\s*$
+      | (?:import|from)\ [\w.]+(?:\ import\ .*)?$
+      | [\w.\[\],\ ]{1,60}\s*[-+*/%&|^@]?=[^=].*
+      | [\w.]+\(.*\)\s*;?$
+      | .*[{}]\s*$)""",
+    re.VERBOSE,
+)
+LEAST_CODE = (3, 0.5)  # lines that look like code, and their part of all lines
 MODULUS = (1 << 61) - 1
 BASE = 1_000_003
 END = ";"  # stands between two statements of a run
@@ -51,6 +67,7 @@ BINDING = re.compile(
     re.MULTILINE,
 )
 TARGET = re.compile(r"[\s*]*(\w+)")
+SEPARATOR = re.compile(r"[\n;]")
 HOLE, SPACE = re.compile(r"\{[^{}]*\}"), re.compile(r"\s")
 PREFIXES = "rRbBfFuU"
 LONGEST_KEY = 16  # characters of a string that keeps its value
@@ -86,10 +103,12 @@ class Statement:
     @property
     def is_idle(self) -> bool:
         """Whether the statement can stand anywhere without a change of the result: an assertion, a lone name
-        or constant, an assignment of one token."""
+        or constant, an assignment of one token, a tuple of constants."""
         alone = len(self.tokens) == 1 and self.tokens[0] not in ("return", "break", "continue")
         assigned = len(self.tokens) == 3 and self.tokens[1] == "="
-        return alone or assigned or self.tokens[0] == "assert" or self.tokens in IDLE
+        if alone or assigned or self.tokens[0] == "assert" or self.tokens in IDLE:
+            return True
+        return all(token != "name" and DATA.fullmatch(token) for token in self.tokens)
 
 
 @dataclass(frozen=True)
@@ -157,6 +176,37 @@ def _token(kind: str, word: str, before: str, names: frozenset[str]) -> str:
     return f'"{inside}"' if len(inside) <= LONGEST_KEY and not SPACE.search(inside) else "string"
 
 
+def strings(text: str) -> Iterator[tuple[str, int]]:
+    """Yield the content of the strings of ``text`` that look like code, with the line where each begins.
+
+    Strings with only commas, plus signs and layout between them are one, as in a list of lines.
+    """
+    parts: list[str] = []
+    line = first = 1
+    for found in TOKEN.finditer(text):
+        word = found[0]
+        if found.lastgroup == "string":
+            first = first if parts else line
+            inside = word.lstrip(PREFIXES)
+            quote = 3 if inside[:3] in ('"""', "'''") else 1
+            parts.append(inside[quote:-quote].replace("\\n", "\n"))
+        elif parts and found.lastgroup != "skip" and word not in (",", "+"):
+            yield from _if_code(parts, first)
+            parts = []
+        line += word.count("\n")
+    yield from _if_code(parts, first)
+
+
+def _if_code(parts: list[str], line: int) -> Iterator[tuple[str, int]]:
+    if sum(map(len, parts)) < LEAST_TEXT:
+        return
+    content = "\n".join(part.rstrip("\n") for part in parts)
+    lines = [each for each in SEPARATOR.split(content) if each.strip()]
+    like = sum(1 for each in lines if CODE_LINE.match(each[:200]))
+    if like >= LEAST_CODE[0] and like >= LEAST_CODE[1] * len(lines):
+        yield content, line
+
+
 def tokens(text: str, names: frozenset[str] = frozenset()) -> Iterator[str]:
     """Yield the tokens of ``text``, without the ends of statements."""
     for statement in statements(text, names):
@@ -170,11 +220,16 @@ def marks(text: str, names: frozenset[str] = frozenset(), cell: str = "") -> Ite
         names: names that keep their own token.
         cell: the statements of this cell equal only those of a cell with the same name.
     """
+    yield from _marks(text, names, cell)
+    for content, line in strings(text):
+        for mark in _marks(content, names, cell):
+            yield Fingerprint(mark.value, mark.first + line - 1, mark.last + line - 1)
+
+
+def _marks(text: str, names: frozenset[str], cell: str) -> Iterator[Fingerprint]:
     run: deque[tuple[int, int]] = deque()  # the hash of each token, and its line
     leaving, rolled = pow(BASE, K - 1, MODULUS), 0
     for statement in _limited(statements(text, names)):
-        if statement.is_idle:
-            continue
         if len(statement.tokens) >= LEAST_STATEMENT:
             value = _value("\0".join((cell, *statement.tokens)))
             yield Fingerprint(-1 - value, statement.first, statement.last)
@@ -194,13 +249,34 @@ def fingerprints(
     return frozenset(mark.value for mark in marks(text, names, cell)) - frozenset(known)
 
 
+def is_read_whole(text: str) -> bool:
+    """Return False if ``text`` has more tokens than are compared."""
+    return len(text) <= MAX_TOKENS or sum(len(one.tokens) for one in _limited(statements(text))) < MAX_TOKENS
+
+
 def _limited(every: Iterator[Statement]) -> Iterator[Statement]:
-    left = MAX_TOKENS
+    """Yield at most ``MAX_TOKENS`` tokens of statements, without idle ones, tables and repetitions."""
+    left, read = MAX_TOKENS, MOST_READ
+    seen: Counter[tuple[str, ...]] = Counter()
     for statement in every:
-        yield Statement(tuple(islice(statement.tokens, left)), statement.first, statement.last)
-        left -= len(statement.tokens)
-        if left <= 0:
+        read -= len(statement.tokens)
+        short = tuple(_without_tables(statement.tokens))
+        seen[short] += 1
+        if seen[short] <= MOST_EQUAL and short != ("table",) and not statement.is_idle:
+            yield Statement(short[:left], statement.first, statement.last)
+            left -= len(short)
+        if left <= 0 or read <= 0:
             return
+
+
+def _without_tables(every: tuple[str, ...]) -> Iterator[str]:
+    """Yield the tokens with one token for each long list of constants."""
+    if len(every) <= LONGEST_DATA:
+        yield from every
+        return
+    for is_data, group in groupby(every, lambda token: DATA.fullmatch(token) is not None):
+        run = list(group)
+        yield from (["table"] if is_data and len(run) > LONGEST_DATA else run)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -18,7 +18,10 @@ The square separates a copied answer from resemblance: students who solve the sa
 little in many cells.
 
 The library, the lab's released files and its references are also compared, because a student could have
-pasted them; a run of tokens that they contain does not count between students. No points depend on the
+pasted them; a run of tokens that they contain does not count between students. What many students share with
+them belongs to the exercise, unless a cell is ``WHOLE`` of such a source: then it is listed, however many
+pasted it. Files with code beside the notebook are compared as cells are, and code in strings too; what cannot
+be read is listed with its reason (:mod:`~dlo_lib.grading.classroom.hidden_code`). No points depend on the
 result. Cost: linear in the fingerprints; the pairs whose shared weight is small are not compared.
 """
 
@@ -38,6 +41,7 @@ from dlo_lib.files import write_text
 from dlo_lib.grading.classroom.batch import require_release, submitted_students
 from dlo_lib.grading.classroom.export import grades_folder
 from dlo_lib.grading.classroom.fingerprints import fingerprints, marks, size
+from dlo_lib.grading.classroom.hidden_code import code_files, reasons
 from dlo_lib.grading.classroom.tables import csv_text
 from dlo_lib.grading.judge.cells import Origin, rebuild_submission
 from dlo_lib.grading.judge.intake import Invalid, read_submission
@@ -50,6 +54,7 @@ LEAST_EVIDENCE = 5.5  # of a pair of students
 LEAST_OF_SOURCE = 3.0  # evidence that a cell comes from the library or from a reference
 SECOND = 0.5  # what an equal second cell with as much evidence as the first adds
 LEAST_SCORE = 0.3  # of the cells that are shown
+WHOLE = 0.8  # the score from which a cell is a source's, although many students have it
 MOST_SHARED = (10, 0.2)  # a fingerprint that this number or part of the class has weighs 0
 COMMON = (
     6,
@@ -87,6 +92,8 @@ class Match:
     other: str
     evidence: float
     cells: tuple[CellMatch, ...]
+    reason: str = ""
+    """Why a cell or a file of ``one`` cannot be compared; ``other`` is then its name."""
 
 
 def find_similar(course: NbGraderAPI, lab: LabInfo) -> list[Match]:
@@ -100,25 +107,35 @@ def find_similar(course: NbGraderAPI, lab: LabInfo) -> list[Match]:
     require_release(course, lab)
     source = read_lab(source_folder(lab))
     given = given_code(source)
-    texts = {}
+    texts: dict[str, dict[str, str]] = {}
+    unread: list[Match] = []
+    released = released_files(lab)
+    given_files = frozenset().union(*map(fingerprints, _python(released).values()))
+    class_: dict[str, Document] = {}
     for student in submitted_students(course, lab):
-        place = course.coursedir.format_path(course.coursedir.submitted_directory, student, lab.directory)
-        texts[student] = submitted_cells(source, Path(place) / lab.notebook)
+        place = Path(
+            course.coursedir.format_path(course.coursedir.submitted_directory, student, lab.directory)
+        )
+        cells = submitted_cells(source, place / lab.notebook)
+        files, closed = code_files(place, released)
+        texts[student] = cells | files
+        of_files = Given(given.names, given.known | given_files)
+        class_[student] = {**document(cells, given), **document(files, of_files)}
+        found = {name: "; ".join(reasons(text)) for name, text in texts[student].items()} | closed
+        unread += [Match(student, name, 0.0, (), reason) for name, reason in found.items() if reason]
     sources = source_texts(source)
-    matches = compare(
-        {student: document(cells, given) for student, cells in texts.items()},
-        {name: document(parts, given) for name, parts in sources.items()},
-    )
+    matches = compare(class_, {name: document(parts, given) for name, parts in sources.items()})
     header = ["one", "other", "evidence", "cell_of_one", "cell_of_other", "score"]
     rows = [
         [match.one, match.other, f"{match.evidence:.1f}", cell.of_one, cell.of_other, f"{cell.score:.2f}"]
         for match in matches
         for cell in match.cells
     ]
+    rows += [[match.one, match.reason, "", match.other, "", ""] for match in unread]
     folder = grades_folder(course, lab)
     write_text(folder / SIMILAR, csv_text(header, rows))
     write_text(folder / FRAGMENTS, fragments(matches, texts, sources, given))
-    return matches
+    return [*matches, *unread]
 
 
 def given_code(lab: LabSource) -> Given:
@@ -159,13 +176,15 @@ def source_texts(lab: LabSource) -> dict[str, dict[str, str]]:
         for path in sorted(root.rglob("*.py"))
     }
     texts |= {
-        f"{lab.info.directory}/{name}": content.decode()
-        for name, content in released_files(lab.info).items()
-        if name.endswith(".py")
+        f"{lab.info.directory}/{name}": text for name, text in _python(released_files(lab.info)).items()
     }
     answers = {cell.id: cell.answer for cell in lab.cells if cell.kind is CellKind.SOLUTION}
     by_file = {name: {name: text} for name, text in texts.items()}
     return by_file | {f"{lab.info.directory}/{REFERENCES_FILE}": answers}
+
+
+def _python(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: content.decode() for name, content in files.items() if name.endswith(".py")}
 
 
 def compare(class_: Mapping[str, Document], sources: Mapping[str, Document]) -> list[Match]:
@@ -179,8 +198,8 @@ def compare(class_: Mapping[str, Document], sources: Mapping[str, Document]) -> 
     }
     found = _pairs(class_, weights)
     common = max(COMMON[0], COMMON[1] * len(class_))
-    of_sources = {value: size(value) for value in pasted if counts[value] <= common}
-    found += _from_sources(class_, sources, of_sources, counts, common)
+    exercise = frozenset(value for value in pasted if counts[value] > common)
+    found += _from_sources(class_, sources, exercise)
     return sorted(found, key=lambda match: (-match.evidence, match.one, match.other))
 
 
@@ -250,30 +269,42 @@ def _pairs(class_: Mapping[str, Document], weights: Mapping[int, float]) -> list
 
 
 def _from_sources(
-    class_: Mapping[str, Document],
-    sources: Mapping[str, Document],
-    weights: Mapping[int, float],
-    counts: Mapping[int, int],
-    common: float,
+    class_: Mapping[str, Document], sources: Mapping[str, Document], exercise: frozenset[int]
 ) -> list[Match]:
-    weigh, found = _weigher(weights), []
+    """Return the matches with ``sources``; what is in ``exercise`` counts only in a cell that is a source's
+    as a whole.
+    """
+    weights = {value: size(value) for value in _all_of(sources)}
     places: dict[int, list[tuple[str, str]]] = defaultdict(list)
+    wanted = _all_of(class_)
     for name in sorted(sources):
         for part, values in sources[name].items():
-            for value in values:
-                if value in weights:
-                    places[value].append((name, part))
+            for value in values & wanted:
+                places[value].append((name, part))
+    totals = {
+        (name, part): _totals(sources[name][part], weights)
+        for name, part in {p for v in places.values() for p in v}
+    }
+    found = []
     for student in sorted(class_):
         cells: dict[str, list[CellMatch]] = defaultdict(list)
         for cell, values in class_[student].items():
-            totals = _totals(values, {value: size(value) for value in values if counts[value] <= common})
             by_place: dict[tuple[str, str], set[int]] = defaultdict(set)
             for value in values:
                 for place in places.get(value, ()):
                     by_place[place].add(value)
+            own = {value: size(value) for value in values}
+            rare = {value: weight for value, weight in own.items() if value not in exercise}
+            weigh, every, telling = _weigher(own), _totals(values, own), _totals(values, rare)
             for (name, part), both in by_place.items():
-                score = weigh(both) / totals[0 if part == cell else 1]
-                cells[name].append(CellMatch(cell, part, score, weigh(both) * score**2))
+                which = 0 if part == cell else 1
+                whole = weigh(both) / min(every[which], totals[name, part][which])
+                # Short answers that the exercise forces are equal too.
+                if whole < WHOLE or weigh(both) * whole**2 < LEAST_OF_SOURCE:
+                    both -= exercise
+                    whole = weigh(both) / telling[which] if both else 0.0
+                if both:
+                    cells[name].append(CellMatch(cell, part, whole, weigh(both) * whole**2))
         matches = [_match(student, name, _best_parts(every)) for name, every in cells.items()]
         found += [match for match in matches if match.evidence >= LEAST_OF_SOURCE]
     return found

@@ -161,14 +161,18 @@ def test_changed_checks_are_named_with_the_totals_that_they_change(
     lab = find_lab("91", source_labs())
     stale = read_grades(open_course(graded), lab).notes
     assert stale[0].startswith("graded with an earlier version of the checks: ada, blaise, chloe, dorothy; ")
-    results = graded / "grades" / LAB / "results.json"
-    stored = json.loads(results.read_text())
-    next(one for one in stored["rows"] if one["student"] == "blaise")["total"] = 1.0
-    results.write_text(json.dumps(stored))
+    with open_course(graded).gradebook as gradebook:  # the total at this moment, which results.json lacks
+        (notebook,) = gradebook.find_submission(LAB, "blaise").notebooks
+        for grade_ in notebook.grades:
+            grade_.auto_score = 1.0 if grade_.name == "test_mean" else 0.0
+        gradebook.db.commit()
+        gradebook.db.refresh(notebook)
+        earlier = notebook.score
+    assert earlier != before.total
     table = grade(graded)
     assert row(table).checks != before.checks
     assert table.notes[0] == (
-        f"blaise: 1 points before, {before.total:g} now; the checks have changed "
+        f"blaise: {earlier:g} points before, {before.total:g} now; the checks have changed "
         f"({before.checks} → {row(table).checks})"
     )
     assert table.notes[1].startswith("graded with an earlier version of the checks: ada, chloe, dorothy; ")

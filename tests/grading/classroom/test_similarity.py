@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks.planted_class import Kind, planted_class
 from dlo_lib.grading.classroom import similarity
-from dlo_lib.grading.classroom.fingerprints import K, fingerprints, statements, tokens
+from dlo_lib.grading.classroom.fingerprints import K, fingerprints, statements, strings, tokens
+from dlo_lib.grading.classroom.hidden_code import reasons
 from dlo_lib.grading.classroom.nbgrader_course import open_course
 from dlo_lib.grading.classroom.similarity import (
     LEAST_EVIDENCE,
@@ -24,7 +25,7 @@ from dlo_lib.grading.classroom.similarity import (
     submitted_cells,
 )
 from dlo_lib.grading.lab.course import find_lab, source_labs
-from dlo_lib.grading.lab.release import release_notebook
+from dlo_lib.grading.lab.release import release_notebook, released_files
 from dlo_lib.grading.lab.source import LabSource, notebook_text, read_lab, source_folder
 
 ORIGINAL = '''
@@ -297,3 +298,124 @@ def test_the_list_of_a_course_is_written_and_the_same_each_time(
 def test_no_text_takes_long(text: str) -> None:
     assert len(list(tokens(text))) <= len(text)
     assert len(fingerprints(text)) <= len(text)
+
+
+# -- many students paste the reference, and disguises
+
+
+def honest(number: int) -> str:
+    """A separate answer of one student: no two share a run of tokens."""
+    lines = [f"    v{n} = own_{number}.f{n}(x, {number * 100 + n}) ** {n} - g{number}[{n}]" for n in range(6)]
+    return "\n".join(["def quantise(x):", *lines, f"    return v0 + v{number % 6}, {number}"])
+
+
+def test_however_many_paste_the_reference_all_of_them_are_listed(small: LabSource) -> None:
+    given = given_code(small)
+    reference = {"quantise": ORIGINAL, "scale": "def absmax_scale(x):\n    return x.abs().amax(dim=1) / 127"}
+    sources = {"91_small/references.json": document(reference, given)}
+    pasted = document({"quantise": DISGUISED, "scale": reference["scale"]}, given)
+    others = [document({"quantise": honest(n), "scale": reference["scale"]}, given) for n in range(34)]
+    for number in range(35):
+        class_ = {f"s{n:02}": pasted if n < number else others[n] for n in range(34)}
+        listed = pairs(compare(class_, sources))
+        # the short answer, which all have, is no evidence
+        assert listed == {(f"s{n:02}", "91_small/references.json") for n in range(number)}, number
+
+
+@pytest.mark.parametrize(
+    "padding",
+    [
+        "1," * 15_000,
+        "_ = [" + ",".join(map(str, range(15_000))) + "]",
+        "\n".join(f"{n}," for n in range(15_000)),
+        "(" + "'a', " * 15_000 + ")",
+        "x = f(1)\n" * 15_000,
+        "_ = (" + "a, b, " * 15_000 + ")",
+    ],
+    ids=["ones", "numbers", "lines", "strings", "statements", "names"],
+)
+def test_a_table_before_an_answer_hides_nothing(small: LabSource, padding: str) -> None:
+    given = given_code(small)
+    class_ = {
+        "ada": document({"quantise": ORIGINAL}, given),
+        "blaise": document({"quantise": f"{padding}\n{ORIGINAL}"}, given),
+    }
+    assert pairs(compare(class_, {})) == {("ada", "blaise")}
+
+
+@pytest.mark.parametrize(
+    "disguise",
+    [
+        "kernel = r'''{code}'''\nrun(kernel)",
+        "def quantise(x):\n    '''{code}'''\n    return run(quantise.__doc__)",
+        "text = (\n{lines}\n)",
+        "text = '\\n'.join([\n{commas}\n])",
+    ],
+    ids=["kernel", "docstring", "pieces", "list"],
+)
+def test_code_in_a_string_is_compared(small: LabSource, disguise: str) -> None:
+    lines = [repr(line + "\n") for line in ORIGINAL.splitlines()]
+    code = ORIGINAL.replace('"""', '"')
+    text = disguise.format(code=code, lines="\n".join(lines), commas=",\n".join(lines))
+    given = given_code(small)
+    class_ = {"ada": document({"quantise": ORIGINAL}, given), "blaise": document({"quantise": text}, given)}
+    (match,) = compare(class_, {})
+    assert match.cells[0].score > 0.8
+
+
+def test_prose_in_a_string_is_no_code() -> None:
+    prose = '''"""Return the scale of x (rows, columns).
+
+    The scale is absmax / 127; it is 0 if x = 0. Use it as in y = x / scale; return both.
+    if a row is 0, its scale is 0: see the text
+    """'''
+    assert list(strings(prose)) == []
+    assert list(strings('f("a short = one; b = 2; c = 3")')) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("__builtins__['ex' + 'ec'](text)", "runs code from text (__builtins__); looks up a name"),
+        ("getattr(torch, 'com' + 'pile')(f)", "looks up a name that it puts together from pieces"),
+        ("from builtins import exec as run\nrun(t)", "runs code from text (exec)"),
+        ("import marshal\nmarshal.loads(t)", "runs code from text (marshal)"),
+        ("eval('1')", "runs code from text (eval)"),
+        (f"t = '{'QUJD' * 200}'", "has a long text without spaces"),
+        ("\n".join(f"a{n} = b.f{n}({n}, c) + {n}" for n in range(4000)), "is too long to be read as a whole"),
+        ("x = 1," * 80_000, "is too long to be read as a whole"),
+    ],
+)
+def test_code_that_cannot_be_compared_has_a_reason(text: str, said: str) -> None:
+    assert said in "; ".join(reasons(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["model.eval()", "f = torch.compile(f)", "x[f'a{i}']", "d['a' + name]", "getattr(m, name)", ORIGINAL],
+)
+def test_honest_code_has_no_reason(text: str) -> None:
+    assert reasons(text) == []
+
+
+def test_files_beside_the_notebook_are_compared(
+    course: Path, small: LabSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(similarity, "source_texts", lambda lab: {})
+    folders = {}
+    for student in ("ada", "blaise", "chloe"):
+        folders[student] = course / "submitted" / student / "91_small"
+        handed_in(small, folders[student], ORIGINAL if student == "ada" else "from mine import quantise")
+        for name, content in released_files(small.info).items():  # as nbgrader submits them
+            if name != "small.ipynb":
+                (folders[student] / name).parent.mkdir(exist_ok=True)
+                (folders[student] / name).write_bytes(content)
+    (folders["blaise"] / "mine.py").write_text(DISGUISED, encoding="utf-8")
+    (folders["chloe"] / "mine.so").write_bytes(b"\x7fELF")
+    opened, lab = open_course(course), find_lab("91", source_labs())
+    found = find_similar(opened, lab)
+    assert pairs(found) == {("ada", "blaise"), ("chloe", "mine.so")}
+    (match,) = (match for match in found if match.other == "blaise")
+    assert [(cell.of_one, cell.of_other) for cell in match.cells] == [("quantise", "mine.py")]
+    text = (course / "grades" / "91_small" / "similar.csv").read_text(encoding="utf-8")
+    assert 'chloe,"is compiled or packed code, which Python can import",,mine.so,,' in text
