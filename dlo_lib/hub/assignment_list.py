@@ -124,7 +124,6 @@ class ActionHandler(_Handler):
         else:
             await self.finish_with("list_assignments", course_id=lab["course_id"])
 
-
     def _lab(self) -> dict[str, str]:
         """Return the ids of the request; one without them is a mistake of the client, status 400."""
         try:

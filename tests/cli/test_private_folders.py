@@ -25,7 +25,7 @@ def mode(folder: Path) -> int:
 
 @pytest.fixture
 def open_umask() -> Iterator[None]:
-    before = os.umask(0o002)  # all but others write, as on Ubuntu
+    before = os.umask(0o002)  # the group writes too, as on Ubuntu
     yield
     os.umask(before)
 

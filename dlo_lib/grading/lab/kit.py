@@ -48,6 +48,8 @@ SUFFIXES = {
     ".png",
     ".svg",
     ".json",
+    ".service",
+    ".conf",
 }
 
 
