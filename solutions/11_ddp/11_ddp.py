@@ -153,8 +153,8 @@ lab.check("replicate")
 # **Core · 8 min · ●○○**
 #
 # The simple form: after backward, replace each gradient by its average over the ranks, in place. Use one
-# all-reduce for each parameter that has a gradient (`.grad` of a frozen parameter is `None`). An all-reduce adds; gloo has no
-# `ReduceOp.AVG`.
+# all-reduce for each parameter that has a gradient (`.grad` of a frozen parameter is `None`). An all-reduce adds. With
+# `ReduceOp.AVG`, which gloo has since PyTorch 2.8, it adds and then divides.
 #
 # Your function must also work for gradients in half precision (fp16). Mathematically, it is the same to divide
 # before or after the sum. But the largest number in fp16 is 65,504. The average of eight gradients of 10,000
@@ -173,6 +173,22 @@ def average_gradients(module: nn.Module) -> None:
 
 # %% nbgrader={"grade_id": "test_average", "grade": true}
 lab.check("average")
+
+# %% [markdown] id="average_order_text"
+# The other order, measured: two ranks, each with the gradient 40,000 in fp16.
+
+# %% id="show_average_order" tags=["demo"]
+def average_of_two(divide_first: bool) -> float:
+    """The average of 40,000 over two ranks, in fp16."""
+    gradient = torch.tensor(40_000.0, dtype=torch.float16)
+    if divide_first:
+        dist.all_reduce(gradient.div_(dist.get_world_size()))
+    else:
+        dist.all_reduce(gradient, dist.ReduceOp.AVG)
+    return gradient.item()
+
+
+print(f"divide, then add: {run_ranks(average_of_two, 2, True)[0]:,.0f};", f"ReduceOp.AVG of gloo: {run_ranks(average_of_two, 2, False)[0]}")
 
 # %% [markdown] id="average_after"
 # The result is right, but the method is slow for two reasons. First, the number of messages. The cell after

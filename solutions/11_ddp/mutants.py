@@ -44,10 +44,9 @@ MUTANTS = [
     ),
     # -- average
     Mutant(
-        "The all-reduce averages, which gloo cannot",
-        "check_mean",
-        says="ReduceOp.AVG, which gloo does not have",
-        also=("check_half_precision",),
+        "The all-reduce averages, and the fp16 sum overflows",
+        "check_half_precision",
+        says="ReduceOp.AVG, which gloo has since PyTorch 2.8, adds first",
         replace={
             "parameter.grad /= dist.get_world_size()": "",
             "dist.all_reduce(parameter.grad)": "dist.all_reduce(parameter.grad, dist.ReduceOp.AVG)",
@@ -56,7 +55,7 @@ MUTANTS = [
     Mutant(
         "The division comes after the sum, and the fp16 sum overflows",
         "check_half_precision",
-        says="divide before the sum, not after it",
+        says="divide before the all-reduce, not after it",
         replace={
             "parameter.grad /= dist.get_world_size()": """
             dist.all_reduce(parameter.grad)
@@ -187,9 +186,9 @@ MUTANTS = [
         },
     ),
     Mutant(
-        "The all-reduce of a bucket averages, which gloo cannot",
+        "The all-reduce of a bucket averages, and the fp16 sum overflows",
         "check_averaged",
-        says="ReduceOp.AVG, which gloo does not have",
+        says="ReduceOp.AVG, which gloo has since PyTorch 2.8, adds first",
         replace={
             "for gradient in gradients]) / dist.get_world_size()": "for gradient in gradients])",
             "dist.all_reduce(flat, async_op=True)": "dist.all_reduce(flat, dist.ReduceOp.AVG, async_op=True)",
