@@ -63,12 +63,26 @@ def lab(
         for name in update.kept:
             console.print(
                 f"{update.folder.name}: the course has a newer {name}; your copy is kept. "
-                "Rename it to get the new one.",
+                f"dlo fresh {update.folder.name[:2]} brings the new one, and keeps yours beside it.",
                 soft_wrap=True,
             )
     console.print(f"Your labs are in {work_dir()}. Stop the server with Ctrl-C.", soft_wrap=True)
     console.print(str(shared), soft_wrap=True)
     start_jupyterlab(work_dir(), port, not no_browser, shared)
+
+
+@app.command()
+def fresh(lab: LabName) -> None:
+    """Begin a lab again with the notebook as it is released; yours is kept beside it under another name."""
+    from dlo_lib.cli.workspace import fresh_copy
+
+    notebook, kept = fresh_copy(lab)
+    console.print(
+        f"{notebook} is as released. Your earlier notebook is {kept.name}, in the same folder. If the "
+        "notebook is open in JupyterLab, reload it (menu File, Reload Notebook from Disk) before you save.",
+        soft_wrap=True,
+        highlight=False,
+    )
 
 
 @app.command()

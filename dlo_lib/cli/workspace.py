@@ -11,6 +11,8 @@ import json
 import os
 import shutil
 from dataclasses import dataclass
+from datetime import datetime
+from itertools import chain, count
 from pathlib import Path
 
 from dlo_lib.errors import UserError
@@ -86,6 +88,27 @@ def own_notebook(name: str) -> Path:
         if notebook.is_file():
             return notebook
     raise UserError(f"you have no copy of {lab.directory} yet: `dlo lab` creates one in {work_dir()}")
+
+
+def fresh_copy(name: str) -> tuple[Path, Path]:
+    """Put the notebook of a lab as it is released in place of the student's, which stays beside it under
+    another name. Return the notebook, and the earlier one.
+
+    Raises:
+        UserError: the lab does not exist, or there is no copy yet.
+    """
+    lab, notebook = find_lab(name), own_notebook(name)
+    released = course_root() / "labs" / lab.directory / notebook.name
+    stamp = f"{datetime.now():%Y-%m-%d_%H%M%S}"
+    names = (f"{notebook.stem}_{stamp}{more}.ipynb" for more in chain([""], map("_{}".format, count(2))))
+    kept = next(path for path in map(notebook.with_name, names) if not path.exists())
+    for source, target in ((notebook, kept), (released, notebook)):  # a full disk ends the first
+        with write_aside(target) as aside:
+            shutil.copyfile(source, aside)
+    record = _Record(lab.directory)
+    record.note(notebook.name, _digest(released))
+    record.save()
+    return notebook, kept
 
 
 class _Record:

@@ -2,7 +2,10 @@
 
 import json
 
-from dlo_lib.cli.workspace import update_workspace, work_dir
+import pytest
+
+from dlo_lib.cli.workspace import fresh_copy, update_workspace, work_dir
+from dlo_lib.errors import UserError
 
 
 def own():
@@ -52,3 +55,19 @@ def test_checks_are_always_updated(course):
     assert (own() / "checks" / "questions.py").read_text() == (
         course / "labs" / "91_small" / "checks" / "questions.py"
     ).read_text()
+
+
+def test_a_fresh_copy_keeps_the_earlier_one_beside_it(course):
+    with pytest.raises(UserError, match="no copy of 91_small yet: `dlo lab` creates one"):
+        fresh_copy("91")
+    update_workspace()
+    released = (course / "labs" / "91_small" / "small.ipynb").read_bytes()
+    for work in ("my work", "my other work"):
+        (own() / "small.ipynb").write_text(work)
+        notebook, kept = fresh_copy("91")
+        assert notebook == own() / "small.ipynb"
+        assert notebook.read_bytes() == released
+        assert kept.read_text() == work
+    assert len(list(own().glob("small_*.ipynb"))) == 2
+    (update,) = update_workspace()
+    assert update.kept == ()  # the fresh copy counts as unchanged

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,7 @@ class StartPage:
         states = class_states(labs(), folder)
         self.rows = [_row(standing, folder, states.get(standing.directory)) for standing in found]
         self.has_class = bool(states)
+        self.without = numbers_without_lab([standing.number for standing in found])
         self.next = next((row for row in self.rows if row.core and row.state != DONE), None)
         open_core = [standing for standing in found if standing.core and standing.state != DONE]
         minutes = sum(standing.minutes for standing in open_core)
@@ -98,7 +100,8 @@ class StartPage:
         ]
         if not self.has_class:
             head, rows = head[:-1], [row[:-1] for row in rows]  # type: ignore[assignment, misc]
-        return Shown(columns([head, *rows]), self._html("table"))
+        below = f"\n{self.without}" if self.without else ""
+        return Shown(columns([head, *rows]) + below, self._html("table"))
 
     def _html(self, part: str) -> str:
         return render(
@@ -108,7 +111,16 @@ class StartPage:
             next=self.next,
             rows=self.rows,
             has_class=self.has_class,
+            without=self.without,
         )
+
+
+def numbers_without_lab(numbers: Collection[int]) -> str:
+    """Return the sentence on the numbers before the last lab that no lab has; "" if there is none."""
+    missing = [f"{n:02d}" for n in range(max(numbers, default=0)) if n not in numbers]
+    if not missing:
+        return ""
+    return tr("Numbers without a lab are kept for planned labs: {numbers}.", numbers=", ".join(missing))
 
 
 def start_page() -> None:
@@ -183,7 +195,8 @@ class _Buttons:
         }
         self._output = widgets.Output()
         note = widgets.Label(tr("Save the notebook first (Ctrl+S)."))
-        self.box = widgets.VBox([widgets.HBox([self._lab, *self._buttons.values(), note]), self._output])
+        row = widgets.HBox([self._lab, *self._buttons.values(), note], layout={"flex_flow": "row wrap"})
+        self.box = widgets.VBox([row, self._output])
         self.after = lambda: None
         for command, button in self._buttons.items():
             button.on_click(lambda _, command=command: self._run(command))

@@ -39,6 +39,14 @@ def test_every_lab_is_on_the_page_with_its_minutes_and_points() -> None:
         assert re.search(rf'<a class="dlo-open" href="[^"]*{row.directory}/\w+\.ipynb"', html)
 
 
+def test_numbers_that_no_lab_has_are_explained() -> None:
+    assert start_page.numbers_without_lab([0, 1, 2]) == ""
+    assert start_page.numbers_without_lab([1, 2, 5]).endswith("kept for planned labs: 00, 03, 04.")
+    text, html = page().shown_table().text, page().shown_table().html
+    assert page().without in text
+    assert page().without in html
+
+
 def test_points_appear_after_a_check() -> None:
     lab = Lab(
         {"state_gib": lambda parameters, moments: (2 + moments) * 4 * parameters / 2**30},
