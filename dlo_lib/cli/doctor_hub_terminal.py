@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import urllib.error
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dlo_lib.cli.diagnosis import Diagnosis
@@ -32,7 +33,7 @@ def examine_terminal(settings: HubSettings, course: HubCourse, token: str) -> Di
     try:
         made = server("POST", "/api/terminals", {})["name"]
         try:
-            said = asyncio.run(_answer(f"{address}/terminals/websocket/{made}", token))
+            said = _ask(f"{address}/terminals/websocket/{made}", token)
         finally:
             _remove(server, made)
     except (OSError, TimeoutError, KeyError) as error:
@@ -48,6 +49,11 @@ def examine_terminal(settings: HubSettings, course: HubCourse, token: str) -> Di
         text = tr("dlo is {found} in it, and not {program}", found=(found or ["absent"])[0], program=program)
         return Diagnosis(name, False, text, repeat, required=True)
     return Diagnosis(name, True, tr("{account} has a shell, and dlo in it", account=course.account))
+
+
+def _ask(url: str, token: str) -> str:
+    with ThreadPoolExecutor(1) as thread:  # the caller may run in a loop of events, as in a notebook
+        return thread.submit(asyncio.run, _answer(url, token)).result()
 
 
 def _remove(server: HubApi, name: str) -> None:
