@@ -284,7 +284,7 @@ plot_range({"gradients": gradients, "times 65536": 65536 * gradients}, [FORMATS[
 #
 # Write `unscale`: it divides the gradient of each parameter by `scale`, **in place**, and returns whether all
 # gradients are finite. Frozen parameters have no gradient. `parameters` may be an iterator, as
-# `model.parameters()` is: it can be read once. Divide all of them, also behind one that is not finite.
+# `model.parameters()` is: it can be read once. Divide all of them, also those after one that is not finite.
 
 # %% nbgrader={"grade_id": "unscale", "solution": true}
 @torch.no_grad()
@@ -318,7 +318,7 @@ lab.check("unscale")
 # - `update()` chooses the next scale. After a skipped step: times `backoff_factor`, and the count of good steps begins
 #   again. After `growth_interval` good steps in succession: times `growth_factor`, and the count begins again.
 # - `get_scale()` returns the present scale. `state_dict()` and `load_state_dict(state)` hold what a resumed run needs:
-#   scale and count.
+#   scale and count, as numbers or tensors that `torch.save` can write.
 #
 # The names and the rule are those of `torch.amp.GradScaler`. Your `unscale` is there to be used.
 
@@ -691,7 +691,7 @@ figures.layouts(layout_seconds, predicted_layout)
 # Memory of a step has a **fixed** part (weights, gradients, optimiser state) and a part that grows with each **sample**
 # (activations). So the peak is nearly a line in the batch size, and two measurements tell the rest.
 #
-# `measured` maps two batch sizes to bytes. Return the largest batch whose peak, on the line through both points, is at
+# `measured` maps two batch sizes, in any order, to bytes. Return the largest batch whose peak, on the line through both points, is at
 # most `capacity` bytes; 0 if not even one sample fits.
 
 # %% nbgrader={"grade_id": "line", "solution": true}
@@ -821,10 +821,10 @@ figures.memory_of_batches(tries, CARD, predicted_batch)
 # %% [markdown] id="throughput_text"
 # ### The best batch
 #
-# The largest batch is not the best one by itself. A batch is good if the device is busy; more samples than that only take
-# more time. The rule of the FIDLE course: the best batch is the largest size above which the **scaling efficiency**
-# decreases, and that fits. (Lab 06 asks what the batch does to learning.) The cell measures images per second on this
-# machine.
+# The largest batch that fits need not be the best one. As long as the device is not busy, more samples cost hardly more
+# time; once it is busy, they only take more time. The rule of the FIDLE course: the best batch is the largest size above
+# which the **scaling efficiency** decreases, and that fits. (Lab 06 asks what the batch does to learning.) The cell measures
+# images per second on this machine, and says whether it became busy below the largest batch that is tried.
 #
 # **Predict.** From which batch size on are 90 % of the highest throughput reached?
 
@@ -837,6 +837,8 @@ SIZES = [2**power for power in range(10)]
 throughput = {size: size / min(step_times(stepper(fp32_step, size), synchronize, time.perf_counter, 1, max(1, REPEATS // 3))) for size in SIZES}
 best = next(size for size in SIZES if throughput[size] >= 0.9 * max(throughput.values()))
 print(compared(predicted_best, {"best": best}))
+busy = f"from a batch of {best} on, this machine is busy: larger ones add at most 11 %"
+print(busy if best < SIZES[-1] else f"the throughput still grows with the last doubling: the best batch here is {best}, the largest tried, or a larger one")
 figures.throughput(throughput, best, predicted_best["best"])
 
 # %% [markdown] id="monday_text"

@@ -431,8 +431,9 @@ MUTANTS = [
     ),
     Mutant(
         "The points must come in order",
-        "check_line_edges",
-        says="",
+        "check_line",
+        says="depends on the order of the two points",
+        also=("check_line_edges",),
         replace={
             "sorted(measured.items())": "measured.items()",
             "per_sample = (more - less) / (large - small)": "per_sample = (more - less) / abs(large - small)",
@@ -440,8 +441,9 @@ MUTANTS = [
     ),
     Mutant(
         "A card that is too small gives a negative batch",
-        "check_line_edges",
-        says="the result is 0",
+        "check_line",
+        says="not even one sample fits",
+        also=("check_line_edges",),
         replace={"max(0, math.floor((capacity - fixed) / per_sample))": "math.floor((capacity - fixed) / per_sample)"},
     ),
     # -- search

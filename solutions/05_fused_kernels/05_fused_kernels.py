@@ -172,7 +172,7 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
 lab.check("add")
 
 # %% [markdown] id="softmax_text"
-# On a GPU a forgotten mask reads what lies behind the tensor, and *overwrites* it. Often no error follows, only wrong numbers elsewhere. The
+# On a GPU a forgotten mask reads past the end of the tensor, and *overwrites* what is there. Often no error follows, only wrong numbers elsewhere. The
 # interpreter stops.
 #
 # ## 2 · Softmax of a row
@@ -181,10 +181,11 @@ lab.check("add")
 #
 # Write `softmax_kernel`: program i computes the softmax of row i, which fits into one block of BLOCK lanes.
 #
-# - Subtract the maximum of the row before `tl.exp`: softmax does not change, and no exponential overflows.
+# - Subtract the maximum of the row before `tl.exp`: softmax does not change, and no exponential overflows. Then divide by the sum: `exp(x - lse)` with
+#   the log-sum-exp is the same in exact arithmetic, but not in float32, as the cell after the check measures.
 # - Lanes after the end of the row must not count, neither in the maximum nor in the sum, whatever the numbers of the row are. Which `other` is neutral for
 #   both? (Infinity is `float("inf")` and `float("-inf")` in a kernel.)
-# - Row i begins at `i * x_stride` in x, and at `i * y_stride` in y. A row need not lie directly behind the previous one. Its elements are neighbours.
+# - Row i begins at `i * x_stride` in x, and at `i * y_stride` in y. A row need not follow directly on the previous one. Its elements are neighbours.
 # - Rows may be float16 or bfloat16: compute in float32, `x.to(tl.float32)`. `tl.store` converts to the dtype of the tensor.
 # - Each element is read once and written once.
 
@@ -204,6 +205,18 @@ def softmax_kernel(x_ptr, y_ptr, x_stride, y_stride, columns, BLOCK: tl.constexp
 
 # %% nbgrader={"grade_id": "test_softmax", "grade": true}
 lab.check("softmax")
+
+# %% [markdown] id="softmax_after"
+# The log-sum-exp of a row is about as large as its maximum, and float32 has 24 bits: near 60,000 its neighbours are 0.004 apart. This error of rounding stands in
+# the exponent of `exp(x - lse)`, so it is the relative error of each probability. The differences x - max are exact there. The table has the largest relative error of both
+# forms, for rows of 32 numbers around a level.
+
+# %% id="show_softmax_forms" tags=["demo"]
+for level in (1.0, 1e3, 6e4, 1e30):
+    x = torch.randn(1000, 32, generator=torch.Generator().manual_seed(0)) + level
+    exact = torch.softmax(x.double(), 1)
+    forms = {"exp(x - max) / sum": torch.softmax(x, 1), "exp(x - lse)": torch.exp(x - x.logsumexp(1, keepdim=True))}
+    print(f"around {level:7.0e}:", ",  ".join(f"{name} {((form - exact).abs() / exact).max():.0e}" for name, form in forms.items()))
 
 # %% [markdown] id="norm_text"
 # ## 3 · RMSNorm, forward
@@ -460,7 +473,23 @@ figures.peaks(parts, logits_guess)
 #
 # The library's form still stores the logits of a chunk of rows. A kernel can do better: it computes a **tile** of logits, 16 rows by 32 words, uses
 # it for the online softmax, and forgets it. `tl.dot(a, b)` multiplies tiles (m, k) and (k, n), and gives float32; all three sizes are at least 16.
-#
+# On a GPU with tensor cores (from the A100 on), Triton multiplies tiles of *float32* as **TF32**, unless you write `input_precision="ieee"`: it rounds each factor to 11 significant bits, and
+# adds the products in float32. The interpreter, and the check, multiply in float32. Tiles of bf16 or fp16 have at most 11 bits, and lose nothing. The cell rounds both factors as TF32 does:
+
+# %% id="show_tf32" tags=["demo"]
+def as_tf32(x: torch.Tensor) -> torch.Tensor:
+    """x rounded to 11 significant bits: the 13 lowest of its 23 stored bits become 0."""
+    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+a, b = (torch.randn(64, 64, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+exact = a.double() @ b.double()
+for name, product in {"float32": a @ b, "TF32": as_tf32(a) @ as_tf32(b)}.items():
+    print(f"{name}: relative error of the product {float((product - exact).norm() / exact.norm()):.0e}")
+half = a.half()
+print("fp16 is unchanged by TF32:", torch.equal(as_tf32(half.float()), half.float()))
+
+# %% [markdown] id="linear_loss_exercise"
 # **Core · 16 min · ●●●**
 #
 # Write `linear_loss_kernel`: loss and lse of the logits x Wᵀ. Program i has the rows from i · BLOCK_M on. It loops over blocks of BLOCK_V words, and inside

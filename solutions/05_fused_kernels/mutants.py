@@ -142,6 +142,15 @@ MUTANTS = [
         },
     ),
     Mutant(
+        "The log-sum-exp is subtracted before the exponential",
+        "check_softmax_low",
+        says="the rounding error of lse",
+        question="softmax",
+        replace={
+            "weights / tl.sum(weights, 0)": "tl.exp(x - (tl.max(x, 0) + tl.log(tl.sum(weights, 0))))",
+        },
+    ),
+    Mutant(
         "The mask compares offsets in the tensor",
         "check_softmax",
         says="those of the first row",

@@ -20,6 +20,12 @@ def softmax(x: Tensor) -> Tensor:
 
 
 @twin
+def softmax_by_lse(x: Tensor) -> Tensor:
+    """The same in fp32 as exp(x - lse)."""
+    return torch.exp(x.float() - torch.logsumexp(x.float(), -1, keepdim=True)).to(x.dtype)
+
+
+@twin
 def softmax_with_lanes(x: Tensor) -> Tensor:
     """The same if the lanes after the end of a row count as zeros."""
     lanes = x.new_zeros(len(x), block_of(x.shape[1]) - x.shape[1])

@@ -207,6 +207,12 @@ def check_line(student, t):
         }
         wrong_if(t, got, want, mistakes, small=small)
         t.that(got == want, "batch_on_line(...) is {got}, expected {want}", got=got, want=want)
+        turned = dict(sorted(measured.items(), reverse=True))
+        got = t.number(student.batch_on_line(turned, capacity), "batch_on_line(...)")
+        t.that(got == want, "the result depends on the order of the two points: {got}, expected {want}", got=got, want=want)
+    measured, fixed, _ = on_line(t)
+    got = t.number(student.batch_on_line(measured, fixed * t.uniform(0.2, 0.8)), "batch_on_line(...)")
+    t.that(got == 0, "not even one sample fits, so the result is 0; batch_on_line(...) is {got}", got=got)
 
 
 @scenario
@@ -245,6 +251,8 @@ def check_search(student, t):
         )
         t.that(got != want + 1, "{got} does not fit: the largest batch that fits is one smaller", got=got)
         t.that(got == want, "largest_batch(...) is {got}, but {want} fits and {more} does not", got=got, want=want, more=want + 1)
+    got, _ = search_of(student, t, 0, limit)
+    t.that(got == 0, "not even one sample fits, so the result is 0; largest_batch(...) is {got}", got=got)
 
 
 @check("search", points=1, seconds=20)

@@ -27,6 +27,8 @@ def unscaled(student, gradients, scale):
     found = student.unscale(iter(parameters), scale)
     same = [parameter.grad is grad for parameter, grad in zip(parameters, before)]
     values = [parameter.grad for parameter in parameters]
+    if isinstance(found, torch.Tensor) and found.dtype is torch.bool and found.numel() == 1:
+        found = bool(found)  # of torch.isfinite(...).all()
     return [values, same, found if type(found) is bool else str(type(found).__name__)]
 
 
@@ -87,7 +89,7 @@ def check_finite(student, t):
             message = "parameter {place} of {count} has the gradient {bad} and unscale(...) returns {got}: return False"
             t.that(finite is False, message, place=place, count=count, bad=bad, got=finite)
             if place == 0:
-                message = "the gradients behind one that is not finite are not divided: the loop ends too early"
+                message = "the gradients after one that is not finite are not divided: the loop ends too early"
                 t.that(not near(values[-1], gradients[-1]), message)
 
 
@@ -98,9 +100,10 @@ def check_finite(student, t):
 def scaler_run(student, weight, inputs, rate, options, early, saved_at):
     """The weights and the scales after each step of a run; ``early``: unscale_ is called before step.
 
-    Half of the weights are in the second param group of the optimiser. At step ``saved_at`` a new scaler loads the state of the old one.
+    Half of the weights are in the second param group of the optimiser. At step ``saved_at`` a new scaler loads the state of the old one,
+    which was saved in a file: numbers and tensors.
     """
-    import json
+    import io
 
     import torch
 
@@ -112,7 +115,10 @@ def scaler_run(student, weight, inputs, rate, options, early, saved_at):
     weights, scales, scaled, others = [], [], [], []
     for number, x in enumerate(inputs):
         if number == saved_at:
-            state = json.loads(json.dumps(scaler.state_dict()))
+            file = io.BytesIO()
+            torch.save(scaler.state_dict(), file)
+            file.seek(0)
+            state = torch.load(file, weights_only=True)
             scaler = student.LossScaler(**{**options, "init_scale": 1.0})
             scaler.load_state_dict(state)
         optimizer.zero_grad()
