@@ -118,7 +118,10 @@ def record_step(
         _observe(optimizer, tracker)
         holder = local_optimizer(optimizer)
         _warm_up(
-            optimizer, holder if plan.stage is ZeroStage.GRADIENTS else optimizer, 1 if mesh is None else 2
+            optimizer,
+            holder if plan.stage is ZeroStage.GRADIENTS else optimizer,
+            steps=1 if mesh is None else 2,
+            shards=plan.stage is ZeroStage.PARAMETERS,
         )
         states = (
             held for state in holder.state.values() for held in state.values() if isinstance(held, Tensor)
@@ -213,11 +216,18 @@ def _fake_ranks(chosen: StepSettings) -> Iterator[dist.ProcessGroup | None]:
         yield group
 
 
-def _warm_up(optimizer: torch.optim.Optimizer, holder: torch.optim.Optimizer, steps: int) -> None:
+def _warm_up(
+    optimizer: torch.optim.Optimizer, holder: torch.optim.Optimizer, steps: int, shards: bool
+) -> None:
     """Run steps with artificial gradients: one, so that the optimiser has its state, and with ranks another
-    one, because DDP rebuilds its buckets. ``holder`` is the optimiser whose parameters have gradients."""
+    one, because DDP rebuilds its buckets. ``holder`` is the optimiser whose parameters have gradients.
+    The gradients of FSDP's shards are assigned, because FSDP refuses a backward of a shard."""
     for _ in range(steps):
-        torch.stack([parameter.sum() for parameter in _parameters(holder)]).sum().backward()
+        if shards:
+            for parameter in _parameters(holder):
+                parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        else:
+            torch.stack([parameter.sum() for parameter in _parameters(holder)]).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 
