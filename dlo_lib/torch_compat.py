@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -97,6 +99,60 @@ def _averaging_functional(operator: Any) -> Callable[..., Any]:
 
 def _is_gloo(group: dist.ProcessGroup, device: torch.device) -> bool:
     return backend_name(group, device) == "gloo"
+
+
+def repair_pipelining() -> None:
+    """Let a stage of ``torch.distributed.pipelining`` send what its neighbour receives, in this process.
+
+    In 2.9 and 2.10 the first message between stages is sent as int64[] and received as float32[1], which
+    ends the process with gloo. Calling it again changes nothing.
+    """
+    if not (2, 9) <= RELEASE < (2, 11):
+        return
+    if (loaded := sys.modules.get(STAGE)) is not None:
+        _repair_stage(loaded)
+    elif not any(isinstance(finder, _StageFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _StageFinder())
+
+
+STAGE = "torch.distributed.pipelining.stage"
+
+
+class _StageFinder(importlib.abc.MetaPathFinder):
+    """Repairs the module when it is imported: it imports much that few ranks need."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != STAGE:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _repair_stage(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _repair_stage(module: Any) -> None:
+    stage = module._PipelineStageBase
+    original = stage._get_init_p2p_neighbors_ops
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def operations(self: Any) -> list[dist.P2POp]:
+        found = original(self)
+        for operation in found:
+            operation.tensor = operation.tensor.reshape(1).float()
+        return found
+
+    stage._get_init_p2p_neighbors_ops = operations
 
 
 def owned_edge(output: Tensor) -> tuple[GradientEdge, object]:

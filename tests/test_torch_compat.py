@@ -4,6 +4,8 @@ older one."""
 from __future__ import annotations
 
 import gc
+import importlib
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -167,3 +169,33 @@ def averages() -> list[float]:
 
 def test_averages_are_averages_on_this_release():
     assert run_ranks(averages, 2) == [[1.5] * 5] * 2
+
+
+STAGE_OF_2_9 = """
+from types import SimpleNamespace
+import torch
+
+class _PipelineStageBase:
+    def _get_init_p2p_neighbors_ops(self):
+        return [SimpleNamespace(tensor=torch.tensor(3)), SimpleNamespace(tensor=torch.zeros(1))]
+"""
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_in_2_9_a_stage_of_pytorch_sends_what_its_neighbour_receives(monkeypatch, tmp_path, loaded):
+    """Otherwise a pipeline of PyTorch on gloo ends its process, and a traced one is refused."""
+    name = f"stage_of_2_9_{loaded}"
+    (tmp_path / f"{name}.py").write_text(STAGE_OF_2_9, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
+    monkeypatch.setattr(torch_compat, "STAGE", name)
+    monkeypatch.setattr(torch_compat, "RELEASE", (2, 9))
+    if loaded:
+        importlib.import_module(name)
+    torch_compat.repair_pipelining()
+    module = importlib.import_module(name)
+    torch_compat.repair_pipelining()
+    tensors = [operation.tensor for operation in module._PipelineStageBase()._get_init_p2p_neighbors_ops()]
+    assert [tensor.tolist() for tensor in tensors] == [[3.0], [0.0]]
+    assert {tensor.dtype for tensor in tensors} == {torch.float32}
+    del sys.modules[name]

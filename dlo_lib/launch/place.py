@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from dlo_lib.errors import UserError
-from dlo_lib.torch_compat import divide_averages_of_gloo
+from dlo_lib.torch_compat import divide_averages_of_gloo, repair_pipelining
 
 BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 """The argument of ``dist.init_process_group``; with NCCL, tensors on the CPU can be sent too."""
@@ -163,6 +163,7 @@ def init_process_group(here: Place, timeout: timedelta | None = None) -> Iterato
         UserError: the port is in use, or rank 0 cannot be reached.
     """
     divide_averages_of_gloo()
+    repair_pipelining()
     if dist.is_initialized():
         yield
         return

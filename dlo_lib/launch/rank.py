@@ -45,7 +45,7 @@ from dlo_lib.launch.frames import register_sources
 from dlo_lib.launch.place import BACKENDS, use_loopback
 from dlo_lib.launch.values import pack_result, unpack_call
 from dlo_lib.lifetime import die_with
-from dlo_lib.torch_compat import divide_averages_of_gloo
+from dlo_lib.torch_compat import divide_averages_of_gloo, repair_pipelining
 from dlo_lib.worker_start import start_workers_by_fork
 
 HEADER = struct.Struct("!cQ")  # RETURNED or RAISED, number of bytes that follow
@@ -290,6 +290,7 @@ def join(rank: int, job: LaunchSpec, meeting: Meeting, timeout: timedelta | None
         timeout=timeout,
     )
     divide_averages_of_gloo()
+    repair_pipelining()
     # PyTorch 2.13 gives its functions new names (all_gather_single, ...), which earlier releases do not have.
     warnings.filterwarnings(
         "ignore",
