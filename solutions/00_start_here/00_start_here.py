@@ -30,6 +30,8 @@ start_page()
 #
 # **Core · 2 min · ●○○**
 #
+# Some cells only show something. Where their code is long it is folded: a click on the three dots opens it.
+#
 # The next cell looks for what the labs need. A missing part has its cure beside it. `dlo doctor` shows the same in a
 # terminal, and also what only instructors and users of a cluster need.
 
@@ -128,7 +130,7 @@ x
 # Below, each rank calls the all-reduce once for each of its batches, and rank 2 has one batch less. **What do you
 # expect in the table?**
 
-# %% id="show_lock" tags=["demo"]
+# %% id="show_lock" tags=["demo", "read"]
 from dlo_lib.launch import DeadLock
 
 
@@ -216,8 +218,9 @@ plot_memory(report, limit_bytes=gpu("a100-40").usable_bytes, title=f"{MODEL}: on
 #
 # **Core · 2 min · ●○○**
 #
-# The answers are letters in the dict. The check here only sees that every question has an answer; grading tells you which
-# ones are right, and why.
+# The answers are letters in the dict. The check here only sees that every question has an answer; the feedback of your class
+# tells you which ones are right, and why, when your instructor releases it. Without a class, the third check with all
+# answers tells you, or `lab.quiz.reveal()`.
 
 # %% id="show_quiz"
 lab.quiz()

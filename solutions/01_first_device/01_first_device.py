@@ -326,7 +326,9 @@ lab.check("unscale")
 class LossScaler:
     """A dynamic loss scale for one optimiser."""
 
-    def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000):
+    def __init__(
+        self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000
+    ):
         ### BEGIN SOLUTION
         self._scale, self._good = init_scale, 0
         self._growth, self._backoff, self._interval = growth_factor, backoff_factor, growth_interval
@@ -476,7 +478,9 @@ figures.scaled_runs({name: losses for name, (losses, _) in runs.items()}, scales
 # Return the loss, not scaled, as a number. With `dtype=torch.float32` autocast does nothing, and PyTorch prints a warning.
 
 # %% nbgrader={"grade_id": "mixed", "solution": true}
-def mixed_step(model, optimizer, scaler, images, labels, dtype: torch.dtype, max_norm: float) -> float:
+def mixed_step(
+    model, optimizer, scaler, images, labels, dtype: torch.dtype, max_norm: float
+) -> float:
     """Train one step with autocast to `dtype`, the methods of `scaler`, and clipping; return the loss."""
     ### BEGIN SOLUTION
     optimizer.zero_grad()

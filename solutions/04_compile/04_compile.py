@@ -144,14 +144,21 @@ else:
 #   results stay in registers. (In training, what backward needs is an output too.)
 
 # %% nbgrader={"grade_id": "traffic", "solution": true}
-def eager_bytes(operations: list[tuple[str, list[str]]], sizes: dict[str, int], itemsize: int) -> int:
+def eager_bytes(
+    operations: list[tuple[str, list[str]]], sizes: dict[str, int], itemsize: int
+) -> int:
     """Return the bytes moved when each operation runs separately."""
     ### BEGIN SOLUTION
     return itemsize * sum(sizes[name] for result, operands in operations for name in {result, *operands})
     ### END SOLUTION
 
 
-def fused_bytes(operations: list[tuple[str, list[str]]], sizes: dict[str, int], outputs: list[str], itemsize: int) -> int:
+def fused_bytes(
+    operations: list[tuple[str, list[str]]],
+    sizes: dict[str, int],
+    outputs: list[str],
+    itemsize: int,
+) -> int:
     """Return the bytes moved when one kernel runs all of them and writes `outputs`."""
     ### BEGIN SOLUTION
     read = {name for _, operands in operations for name in operands} - {result for result, _ in operations}
@@ -193,7 +200,7 @@ def explain(function, *args) -> CompileReport:
     return watch.report
 
 
-# %% id="show_breaks" tags=["demo"]
+# %% id="show_breaks" tags=["demo", "read"]
 def given_clip(gradient: Tensor, limit: Tensor) -> Tensor:
     """Return the gradient, scaled down to the norm `limit` if its norm is larger."""
     norm = gradient.norm().item()
@@ -433,7 +440,7 @@ lab.check("options")
 # `losses[mask]` with a size `u0`), and fails only where Python must decide, at `if norm > limit`, at
 # `kept.numel() == 0`, and at `len(rows) > 0`.
 
-# %% id="show_options" tags=["demo"]
+# %% id="show_options" tags=["demo", "read"]
 for name, (function, args) in examples.items():
     torch.compiler.reset()
     print(f"{name:12} given: {why_broken(function, *args)}; yours: {why_broken(globals()[name], *args)}")
@@ -607,7 +614,9 @@ lab.check("dynamic")
 BETA1, BETA2, EPS, DECAY = 0.9, 0.95, 1e-8, 0.1
 
 # %% nbgrader={"grade_id": "optimizer", "solution": true}
-def adamw(parameter: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: Tensor, lr: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def adamw(
+    parameter: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: Tensor, lr: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the new (parameter, first, second) after one step of AdamW. One graph for all steps and learning rates."""
     ### BEGIN SOLUTION
     first = BETA1 * first + (1 - BETA1) * gradient
@@ -862,7 +871,9 @@ lab.check("pad")
 # all choices.
 
 # %% nbgrader={"grade_id": "buckets", "solution": true}
-def choose_buckets(counts: dict[int, int], compile_seconds: float, token_seconds: float) -> list[int]:
+def choose_buckets(
+    counts: dict[int, int], compile_seconds: float, token_seconds: float
+) -> list[int]:
     """Return the cheapest buckets. counts: the number of sequences of each length."""
     ### BEGIN SOLUTION
     lengths = sorted(counts)

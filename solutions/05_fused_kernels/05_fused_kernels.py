@@ -264,7 +264,18 @@ lab.check("norm")
 
 # %% nbgrader={"grade_id": "norm_backward", "solution": true}
 @triton.jit
-def rms_norm_backward_kernel(grad_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, rows, columns, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def rms_norm_backward_kernel(
+    grad_ptr,
+    x_ptr,
+    w_ptr,
+    rstd_ptr,
+    dx_ptr,
+    dw_ptr,
+    rows,
+    columns,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """dx (rows, columns), and dw (programs, columns): for each program the sum over its rows."""
     ### BEGIN SOLUTION
     first = tl.program_id(0) * ROWS
@@ -291,7 +302,7 @@ lab.check("norm_backward")
 # An autograd function joins both kernels. Forward keeps x, w and rstd: one number for each row more than what exists anyway. Separate operations
 # keep at least one more tensor of the size of x. `bytes_kept` asks PyTorch's hooks for saved tensors.
 
-# %% id="run_function" tags=["demo"]
+# %% id="run_function" tags=["demo", "read"]
 def norm_chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """RMSNorm as separate operations."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * w
@@ -732,7 +743,7 @@ lab.check("keys_backward")
 # The table compares them: time on this machine (the interpreter has none that means anything), the bytes that are kept for backward, and lines of code. The cell compiles a function, which takes
 # half a minute the first time, and more on a busy machine.
 
-# %% id="show_standard" tags=["demo"]
+# %% id="show_standard" tags=["demo", "read"]
 from dlo_lib.labkit.side_by_side import Form, lines_of, table
 
 GPU = torch.cuda.is_available() and triton.has_triton()

@@ -351,7 +351,9 @@ def between(a: float, b: float, share: float) -> float:
 
 
 # %% nbgrader={"grade_id": "one_cycle", "solution": true}
-def one_cycle(step: int, top: int, steps: int, start: float, final: float, low: float, high: float) -> tuple[float, float]:
+def one_cycle(
+    step: int, top: int, steps: int, start: float, final: float, low: float, high: float
+) -> tuple[float, float]:
     """Return the factor and the momentum of this step."""
     ### BEGIN SOLUTION
     if step <= top:
@@ -660,7 +662,9 @@ else:
 # `math.inf`.
 
 # %% nbgrader={"grade_id": "batch", "solution": true}
-def rescaled(batch: int, base_batch: int, base_peak: float, images: int, epochs: int, rule: str) -> tuple[float, int]:
+def rescaled(
+    batch: int, base_batch: int, base_peak: float, images: int, epochs: int, rule: str
+) -> tuple[float, int]:
     """Return the peak for `batch` by the rule "linear" or "sqrt", given the peak for `base_batch`; and the number of steps."""
     ### BEGIN SOLUTION
     ratio = batch / base_batch

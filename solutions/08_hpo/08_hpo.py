@@ -190,7 +190,9 @@ def kernel(a: Tensor, b: Tensor, length: float) -> Tensor:
 
 
 # %% nbgrader={"grade_id": "process", "solution": true}
-def posterior(points: Tensor, values: Tensor, new: Tensor, length: float, noise: float) -> tuple[Tensor, Tensor]:
+def posterior(
+    points: Tensor, values: Tensor, new: Tensor, length: float, noise: float
+) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation (M,) at `new` (M, d), given `values` (N,) at `points` (N, d)."""
     ### BEGIN SOLUTION
     covariance = kernel(points, points, length) + noise * torch.eye(len(points), dtype=points.dtype)
@@ -689,7 +691,9 @@ predicted_bars(percent, predicted_epochs, "epochs trained (%)")
 # trials with equal losses, the one with the lower index is better.
 
 # %% nbgrader={"grade_id": "asha", "solution": true}
-def promotion(reported: list[dict[int, float]], promoted: list[list[int]], eta: int) -> tuple[int, int] | None:
+def promotion(
+    reported: list[dict[int, float]], promoted: list[list[int]], eta: int
+) -> tuple[int, int] | None:
     """Return (trial, rung it leaves) of the trial to promote, or None to start a new trial."""
     ### BEGIN SOLUTION
     for rung in range(len(reported) - 2, -1, -1):

@@ -42,7 +42,7 @@ lab = Lab(globals())
 # ranks send to rank 0, which adds the tensors and sends the sum to the others. The code is short, and its
 # results are right. It runs below on 2 to 6 real ranks; a tracer counts the bytes.
 
-# %% id="show_why" tags=["demo"]
+# %% id="show_why" tags=["demo", "read"]
 import figures
 
 from dlo_lib.comm.calls import Kind
@@ -182,7 +182,7 @@ for world in (1, 2, 4):
 # In a ring, each rank sends a tensor to its right neighbour and receives one from its left neighbour. The
 # first idea: send, then receive. **What do you expect?**
 
-# %% id="run_dead_lock" tags=["demo"]
+# %% id="run_dead_lock" tags=["demo", "read"]
 from dlo_lib.launch import DeadLock
 
 
@@ -537,7 +537,9 @@ def make_groups(inside: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
 
 
 # %% nbgrader={"grade_id": "levels", "solution": true}
-def two_level_all_reduce(tensor: torch.Tensor, inside: dist.ProcessGroup, between: dist.ProcessGroup) -> torch.Tensor:
+def two_level_all_reduce(
+    tensor: torch.Tensor, inside: dist.ProcessGroup, between: dist.ProcessGroup
+) -> torch.Tensor:
     """Return the sum over all ranks. tensor: 1-D; the ranks of a node divide its size. It stays unchanged."""
     ### BEGIN SOLUTION
     chunk = tensor.new_empty(tensor.numel() // dist.get_world_size(inside))
@@ -580,7 +582,7 @@ predicted_bars(added, predicted_between, "bytes ÷ bytes of the tensor", title="
 # only. So the next cell compares its sums with yours, on three ranks: an odd size, fewer elements than ranks,
 # integers, and a transposed matrix.
 
-# %% id="run_standard" tags=["demo"]
+# %% id="run_standard" tags=["demo", "read"]
 def standard_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
     total = tensor.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total)
@@ -602,7 +604,7 @@ for name in found[0]:
 # needs during the call beyond its tensor, the bytes that it sends, and the lines of code. (Memory is measured on
 # Linux only.)
 
-# %% id="show_standard" tags=["demo"]
+# %% id="show_standard" tags=["demo", "read"]
 from dlo_lib.labkit import side_by_side
 from dlo_lib.labkit.process_memory import peak_bytes
 

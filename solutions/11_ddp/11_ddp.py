@@ -626,7 +626,7 @@ figures.training(together[0], alone, predicted_training)
 # that of the mean over all micro-batches of all ranks, and only the last backward pass communicates”: when PyTorch's wrapper is
 # built, it also compares the shapes of the parameters over the ranks, with an all-gather.
 
-# %% id="run_standard" tags=["demo"]
+# %% id="run_standard" tags=["demo", "read"]
 from torch.utils.data import DistributedSampler
 
 
@@ -643,7 +643,7 @@ lab.check("sampler", instead={"rank_samples": standard_samples})
 # The table compares one training step of both wrappers: 8 layers of 1 MiB on two ranks, all in turn, the
 # minimum of several repeats. The memory is the peak of the tensors of a rank in a step.
 
-# %% id="show_standard" tags=["demo"]
+# %% id="show_standard" tags=["demo", "read"]
 from dlo_lib.labkit import side_by_side
 from dlo_lib.labkit.measured_step import peak_of_a_step
 
@@ -724,7 +724,7 @@ print(side_by_side.table(forms))
 #
 # Which of the four concern the gradients, and which only the traffic?
 
-# %% id="run_standard_overlap" tags=["demo"]
+# %% id="run_standard_overlap" tags=["demo", "read"]
 lab.check("overlap", instead={"DataParallel": Standard})
 
 # %% [markdown] id="standard_overlap_lesson"
@@ -821,7 +821,7 @@ lab.check("moments")
 # rank 0 prints and writes) and how it resumes. The next cell is a launcher in ten lines: it starts the
 # processes itself, for two epochs. Then `torchrun` continues the training from the checkpoint.
 
-# %% id="run_by_hand" tags=["demo"]
+# %% id="run_by_hand" tags=["demo", "read"]
 import socket
 import subprocess
 import sys

@@ -192,7 +192,9 @@ figures.parameters(counts)
 # of a language model is its embedding, `vocab_size × hidden`.
 
 # %% nbgrader={"grade_id": "state", "solution": true}
-def state_bytes(config: LlamaConfig, optimizer: str = "adamw", step: str = "foreach") -> dict[str, int]:
+def state_bytes(
+    config: LlamaConfig, optimizer: str = "adamw", step: str = "foreach"
+) -> dict[str, int]:
     """Return the bytes of "weights", "gradients", "optimizer" and "temporaries".
 
     optimizer: "adamw", "sgd" or "sgd-momentum". step: "for-loop", "foreach" or "fused".
@@ -298,7 +300,9 @@ lab.check("block")
 # tensor; step 5 counts how many of them are in memory at once.
 
 # %% nbgrader={"grade_id": "activations", "solution": true}
-def activation_bytes(config: LlamaConfig, batch: int, seq: int, checkpointing: bool = False) -> dict[str, int]:
+def activation_bytes(
+    config: LlamaConfig, batch: int, seq: int, checkpointing: bool = False
+) -> dict[str, int]:
     """Return the bytes at the end of forward: "activations" (blocks and last norm), "logits" (one fp32 tensor)."""
     ### BEGIN SOLUTION
     residual = 4 * batch * seq * config.hidden
@@ -688,7 +692,7 @@ job.dashboard()
 # The cell measures one step of the small Llama of step 10, with 1 layer, by `MemTracker`, and compares it with the
 # counter of this course and with your `step_peak`. The second step counts, because AdamW makes its state in the first.
 
-# %% id="run_standard" tags=["demo"]
+# %% id="run_standard" tags=["demo", "read"]
 import time
 from dataclasses import replace
 

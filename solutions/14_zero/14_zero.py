@@ -327,7 +327,9 @@ class Gather(torch.autograd.Function):
         ### END SOLUTION
 
 
-def sharded_linear(x: torch.Tensor, weight_piece: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+def sharded_linear(
+    x: torch.Tensor, weight_piece: torch.Tensor, shape: tuple[int, int]
+) -> torch.Tensor:
     """Return x @ weight.T; every rank has a piece of the weight of that shape (out, in), and no rank keeps the whole."""
     ### BEGIN SOLUTION
     def compute(x, weight_piece):
@@ -706,7 +708,7 @@ print(at_scale.steps(job))
 # PyTorch's stage 1 is `ZeroRedundancyOptimizer`, behind DDP. It passes the checks of step 3, except “One optimiser, made once, of one
 # piece of each parameter”, because it gives each parameter to one rank as a whole.
 
-# %% id="check_standard" tags=["demo"]
+# %% id="check_standard" tags=["demo", "read"]
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 
@@ -720,7 +722,7 @@ lab.check("stage1", instead={"ShardedOptimizer": standard})
 # The table compares both on 2 ranks: 8 matrices of 256 × 256, AdamW, the shortest of 20 steps of the optimiser,
 # the optimiser's state on a rank, and the bytes that a rank passes to communication in a step.
 
-# %% id="show_standard" tags=["demo"]
+# %% id="show_standard" tags=["demo", "read"]
 from dlo_lib.labkit.side_by_side import Form, lines_of, table
 
 
@@ -760,7 +762,7 @@ print(table(forms))
 # shortest of 10 steps (forward and backward), the most memory that the tensors of a rank take in a step, and the bytes that it sends with
 # ring algorithms. The line below it compares the gradients of both.
 
-# %% id="show_stage3" tags=["demo"]
+# %% id="show_stage3" tags=["demo", "read"]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -876,7 +878,7 @@ print(f"largest difference of a gradient, relative to the largest gradient of it
 # those of **your** stage 0. Without DeepSpeed it shows what it gave on a machine that has it. Which line of the
 # table will not be the one that you know from step 6?
 
-# %% id="run_deepspeed" tags=["demo"]
+# %% id="run_deepspeed" tags=["demo", "read"]
 from functools import partial
 
 from dlo_lib.labkit.stored_results import StoredResult, measured_or_stored

@@ -960,7 +960,9 @@ lab.check("state")
 # updates are kept.
 
 # %% nbgrader={"grade_id": "train", "solution": true}
-def train_step(model: nn.Module, units: list[Unit], optimizer: torch.optim.Optimizer, micro_batches: list) -> float:
+def train_step(
+    model: nn.Module, units: list[Unit], optimizer: torch.optim.Optimizer, micro_batches: list
+) -> float:
     """Run one step of the sharded model; return the mean loss over the targets of all ranks."""
     ### BEGIN SOLUTION
     world = dist.get_world_size()
@@ -992,7 +994,7 @@ lab.check("train")
 # model. The dict says on which devices the ranks compute: here on the CPU. It passes the checks of exercises 8
 # (and 12); `local` shows its shards under the names that the checks read.
 
-# %% id="check_standard" tags=["demo"]
+# %% id="check_standard" tags=["demo", "read"]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -1042,7 +1044,7 @@ lab.check("end", instead={"shard_model": standard})
 # %% id="predict_standard" tags=["prediction"]
 ratios_guess = {"yours, memory": None, "torch, memory": None, "yours, bytes": None, "torch, bytes": None}  # DDP is 1
 
-# %% id="show_standard" tags=["demo"]
+# %% id="show_standard" tags=["demo", "read"]
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from dlo_lib.labkit.measured_step import peak_of_a_step, sent_in_last_step

@@ -211,7 +211,9 @@ def forward_time(units: list[tuple[int, float]], alpha: float, beta: float) -> f
     ### END SOLUTION
 
 
-def choose_units(blocks: list[tuple[int, float]], limit: int, alpha: float, beta: float) -> list[int]:
+def choose_units(
+    blocks: list[tuple[int, float]], limit: int, alpha: float, beta: float
+) -> list[int]:
     """Return the number of blocks in each unit."""
     ### BEGIN SOLUTION
     best, least = [], float("inf")
@@ -596,7 +598,9 @@ figures.links(crossings, expected_links)
 
 
 # %% nbgrader={"grade_id": "sweep", "solution": true}
-def fastest(runs: dict[str, list[tuple[int, float, float]]], limit: float) -> tuple[str, int] | None:
+def fastest(
+    runs: dict[str, list[tuple[int, float, float]]], limit: float
+) -> tuple[str, int] | None:
     """Return the name and the batch of the fastest point that fits."""
     ### BEGIN SOLUTION
     rates = {(name, batch): batch / seconds for name, points in runs.items() for batch, peak, seconds in points if peak <= limit}
@@ -784,7 +788,7 @@ print(*sweep.table(job), sep="\n")
 # - The last block is not resharded after forward, because backward begins with it.
 # - `MixedPrecisionPolicy` gathers in bf16 and reduces in fp32.
 
-# %% id="run_standard" tags=["demo"]
+# %% id="run_standard" tags=["demo", "read"]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -806,7 +810,7 @@ lab.check("prefetch", instead={"shard_fast": standard})
 # `torch.utils.checkpoint` passes the check of step 6. Its form with `use_reentrant=False` does not use an
 # `autograd.Function`: it works also if no input needs a gradient.
 
-# %% id="show_standard_checkpoint" tags=["demo"]
+# %% id="show_standard_checkpoint" tags=["demo", "read"]
 from torch.utils.checkpoint import checkpoint
 
 
@@ -828,7 +832,7 @@ lab.check("checkpoint", instead={"Checkpoint": StandardCheckpoint})
 # %% id="predict_standard" tags=["prediction"]
 expected_held = {"simple": None, "yours": None, "yours, kept whole": None}  # MiB of tensors at the peak
 
-# %% id="show_standard" tags=["demo"]
+# %% id="show_standard" tags=["demo", "read"]
 from dlo_lib.labkit.figures import MIB, ms, size
 from dlo_lib.labkit.side_by_side import lines_of
 from dlo_lib.text import columns

@@ -670,7 +670,9 @@ else:
 # full of the first stage's activations.
 
 # %% nbgrader={"grade_id": "contest", "solution": true}
-def contest_rows(ranks: int, micro_batches: int, cap: float, costs: dict[str, float]) -> list[list[str]]:
+def contest_rows(
+    ranks: int, micro_batches: int, cap: float, costs: dict[str, float]
+) -> list[list[str]]:
     """Return a table with a small bubble, in which no rank holds more than `cap`."""
     ### BEGIN SOLUTION
     line, vee = list(range(ranks)), [*range(ranks), *reversed(range(ranks))]
@@ -775,7 +777,7 @@ for line in job.metrics():
 # table, `pipeline_order`, in the cell notation of this lab. The next cell starts one process for each rank,
 # reads the tables of 2, 3 and 4 ranks, and passes them to the check of your `interleaved_rows`.
 
-# %% id="standard_table" tags=["demo"]
+# %% id="standard_table" tags=["demo", "read"]
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -813,7 +815,7 @@ lab.check("interleaved", instead={"interleaved_rows": lambda ranks, micro_batche
 # %% id="predict_step" tags=["prediction"]
 step_predicted = {"your 1F1B, dlo_lib's runtime": None, "torch ScheduleGPipe": None, "torch Schedule1F1B": None}  # milliseconds
 
-# %% id="run_standard" tags=["demo"]
+# %% id="run_standard" tags=["demo", "read"]
 from sleeping import Sleepy, fastest, measured_run, peak_memory, recorded, table_step
 
 from dlo_lib.labkit import side_by_side

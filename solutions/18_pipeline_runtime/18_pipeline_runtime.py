@@ -126,7 +126,9 @@ for sizes in ((6, 6, 6), (8, 8, 2)):
 # The last rank computes the losses. It knows the targets of all micro-batches from the beginning.
 
 # %% nbgrader={"grade_id": "loss", "solution": true}
-def loss_part(output: torch.Tensor, target: torch.Tensor, targets: list[torch.Tensor]) -> torch.Tensor:
+def loss_part(
+    output: torch.Tensor, target: torch.Tensor, targets: list[torch.Tensor]
+) -> torch.Tensor:
     """Return what one micro-batch adds to the mean cross-entropy of the whole batch, a scalar.
 
     output: (samples, classes). target: (samples,) int64, -100 where a sample has no target.
@@ -251,7 +253,7 @@ figures.planned(my_rows(4, 8), forward=1, backward=2)
 # `dist.recv` *block*: they return when the message has passed. The next cell writes the messages in this
 # order and runs them on real ranks, for AFAB and for your table. **What do you expect?**
 
-# %% id="run_dead_lock" tags=["demo"]
+# %% id="run_dead_lock" tags=["demo", "read"]
 import re
 
 from dlo_lib.launch import DeadLock, run_ranks
@@ -370,7 +372,9 @@ for row in with_messages(my_rows(2, 3)):
 # the first rank, which no rank receives.
 
 # %% nbgrader={"grade_id": "loop", "solution": true}
-def run_row(row: list[str], forward, backward, inputs, shapes, before: int | None, after: int | None):
+def run_row(
+    row: list[str], forward, backward, inputs, shapes, before: int | None, after: int | None
+):
     """Run the row of this rank, with its messages; return the sum of the losses on the last rank."""
     arrived, outputs, loss = {}, {}, 0.0  # what waits for its F, and for its SEND_F
     gradients, input_gradients, shape_out = {}, {}, {}  # what waits for its B, and for its SEND_B
@@ -566,7 +570,7 @@ figures.planned_and_measured(rows, {"planned": None, "your loop": spans}, MILLIS
 # %% id="predict_overlapped" tags=["prediction"]
 overlapped_predicted = {"dlo_lib, messages overlapped": None}  # milliseconds
 
-# %% id="run_overlapped" tags=["demo"]
+# %% id="run_overlapped" tags=["demo", "read"]
 from dlo_lib.optim import train_step
 from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.parallel.pipeline.schedules import one_f_one_b
@@ -650,7 +654,9 @@ def stage_group(rank: int, world: int, stages: int) -> dist.ProcessGroup:
     ### END SOLUTION
 
 
-def hybrid_step(step, parameters: list[nn.Parameter], rank: int, stages: int, group: dist.ProcessGroup) -> None:
+def hybrid_step(
+    step, parameters: list[nn.Parameter], rank: int, stages: int, group: dist.ProcessGroup
+) -> None:
     """Run a step on this rank; then each .grad is that of the micro-batches of all pipelines.
 
     group: that of stage_group.
@@ -763,7 +769,9 @@ predicted_bars(sent, wire_predicted, "numbers for each token,\ncounted", text="{
 # to `.grad`, which may be `None` at first.
 
 # %% nbgrader={"grade_id": "split", "solution": true}
-def linear_backward(grad_y: torch.Tensor, x: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter, later: list) -> torch.Tensor:
+def linear_backward(
+    grad_y: torch.Tensor, x: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter, later: list
+) -> torch.Tensor:
     """Return the gradient of x; append to `later` the work that adds to the .grad of weight and bias."""
     ### BEGIN SOLUTION
 
@@ -889,7 +897,9 @@ figures.stage_costs(llama, {"four blocks in each": equal, "your cut": stage_star
 # this formula. Write it.
 
 # %% nbgrader={"grade_id": "delayed", "solution": true}
-def delayed_training(weights: list[torch.Tensor], gradients_of, lr: float, delays: list[int], steps: int) -> list[torch.Tensor]:
+def delayed_training(
+    weights: list[torch.Tensor], gradients_of, lr: float, delays: list[int], steps: int
+) -> list[torch.Tensor]:
     """Return the weights after `steps` updates; weights[s] and delays[s] belong to stage s.
 
     gradients_of(weights, t) returns the gradients of batch t = 0, 1, ... at these weights, one tensor per stage.
@@ -999,7 +1009,9 @@ def stash_forward(stage: nn.Module, kept: dict, i: int, x: torch.Tensor, loss=No
     ### END SOLUTION
 
 
-def stash_backward(stage: nn.Module, kept: dict, i: int, grad: torch.Tensor | None, lr: float) -> torch.Tensor | None:
+def stash_backward(
+    stage: nn.Module, kept: dict, i: int, grad: torch.Tensor | None, lr: float
+) -> torch.Tensor | None:
     """Run the backward of batch i with the weights of its forward; then make a step of gradient descent."""
     ### BEGIN SOLUTION
     version, x, output = kept.pop(i)
@@ -1018,7 +1030,7 @@ lab.check("stash")
 # The next cell compares your ranks with your formula: PipeDream on four processes, and `delayed_training` in
 # this one.
 
-# %% id="run_pipedream" tags=["demo"]
+# %% id="run_pipedream" tags=["demo", "read"]
 class Layer(nn.Module):
     """One matrix of the chain."""
 
@@ -1058,7 +1070,7 @@ for name, delays in {"delays 3, 2, 1, 0": [3, 2, 1, 0], "delays 1, 1, 1, 1": [1]
 # `scale_grads=False`; and all micro-batches must have one shape. The next cell passes this form to the check of
 # your `pipeline_step`.
 
-# %% id="standard_step" tags=["demo"]
+# %% id="standard_step" tags=["demo", "read"]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -1082,7 +1094,7 @@ lab.check("step", instead={"pipeline_step": torch_step})
 # The groups of step 7 (optional) come from a `DeviceMesh`, a grid of ranks with named dimensions. The check also runs
 # your `hybrid_step`.
 
-# %% id="standard_mesh" tags=["demo"]
+# %% id="standard_mesh" tags=["demo", "read"]
 def mesh_group(rank: int, world: int, stages: int) -> dist.ProcessGroup:
     """Return the group of the ranks with the same stage."""
     mesh = init_device_mesh("cpu", (world // stages, stages), mesh_dim_names=("data", "pipeline"))
@@ -1101,7 +1113,7 @@ lab.check("hybrid", instead={"stage_group": mesh_group})
 # %% id="predict_standard" tags=["prediction"]
 memory_predicted = {"Schedule1F1B": None, "ScheduleGPipe": None}  # times the memory of your pipeline
 
-# %% id="run_standard" tags=["demo"]
+# %% id="run_standard" tags=["demo", "read"]
 from copy import deepcopy
 from functools import partial
 

@@ -154,7 +154,9 @@ def expert(rows: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> tor
 
 
 # %% nbgrader={"grade_id": "experts", "solution": true}
-def run_experts(rows: torch.Tensor, counts: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def run_experts(
+    rows: torch.Tensor, counts: torch.Tensor, first: torch.Tensor, second: torch.Tensor
+) -> torch.Tensor:
     """rows (R, h) sorted by expert, counts (E), first (E, h, f), second (E, f, h) -> (R, h)."""
     ### BEGIN SOLUTION
     parts = rows.split(counts.tolist())
@@ -197,7 +199,9 @@ def capacity_of(factor: float, tokens: int, k: int, num_experts: int) -> int:
     ### END SOLUTION
 
 
-def keep_within(order: torch.Tensor, counts: torch.Tensor, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
+def keep_within(
+    order: torch.Tensor, counts: torch.Tensor, capacity: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return order and counts without the rows that exceed the capacity of their expert."""
     ### BEGIN SOLUTION
     starts = (counts.cumsum(0) - counts).repeat_interleave(counts)  # of each row, where its expert begins
@@ -281,7 +285,9 @@ figures.drops(factors, shares, drop_guess)
 # Counts are integers: convert them to the dtype of `probabilities`, or of `bias` (`counts.to(bias.dtype)`).
 
 # %% nbgrader={"grade_id": "balance", "solution": true}
-def balance_loss(probabilities: torch.Tensor, experts: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+def balance_loss(
+    probabilities: torch.Tensor, experts: torch.Tensor, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
     """probabilities (T, E), experts (T, k) of this rank -> this rank's part of the loss; the mean over the ranks is the loss."""
     ### BEGIN SOLUTION
     num_experts = probabilities.shape[1]
@@ -292,7 +298,9 @@ def balance_loss(probabilities: torch.Tensor, experts: torch.Tensor, group: dist
     ### END SOLUTION
 
 
-def update_bias(bias: torch.Tensor, counts: torch.Tensor, rate: float, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+def update_bias(
+    bias: torch.Tensor, counts: torch.Tensor, rate: float, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
     """bias (E), counts (E) int64 of this rank -> the bias of the next step."""
     ### BEGIN SOLUTION
     load = counts.clone()
@@ -446,7 +454,9 @@ lab.check("exchange")
 # That makes three all-to-alls in forward (counts, rows, results) and two in backward. Experts never travel.
 
 # %% nbgrader={"grade_id": "layer", "solution": true}
-def expert_parallel(x, router, first, second, k: int, group: dist.ProcessGroup | None = None, bias=None) -> torch.Tensor:
+def expert_parallel(
+    x, router, first, second, k: int, group: dist.ProcessGroup | None = None, bias=None
+) -> torch.Tensor:
     """x (T, h) of this rank, router (E, h), first (E / t, h, f) and second (E / t, f, h) of this rank -> (T, h)."""
     ### BEGIN SOLUTION
     experts, weights, _ = route(x, router, k, bias)
@@ -628,7 +638,9 @@ print(f"here, t = 2: {1e3 * max(seconds):.1f} ms")
 # Exactly two all-to-alls of E·capacity rows in forward, and two in backward.
 
 # %% nbgrader={"grade_id": "padded", "solution": true}
-def padded_expert_parallel(x, router, first, second, k: int, capacity: int, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+def padded_expert_parallel(
+    x, router, first, second, k: int, capacity: int, group: dist.ProcessGroup | None = None
+) -> torch.Tensor:
     """As expert_parallel, with at most `capacity` rows of this rank for each expert, in buffers of a fixed shape."""
     ### BEGIN SOLUTION
     experts, weights, _ = route(x, router, k)
@@ -655,7 +667,7 @@ lab.check("padded")
 # PyTorch has the two parts that matter. `F.grouped_mm(rows, weights, offs=ends)` makes the products of all experts in one kernel, where your `run_experts` has a loop; `ends[e]` is the last row of expert e,
 # plus one. (PyTorch 2.8 and 2.9 have none: there, the cell below computes the same in a loop.) The all-to-all of `torch.distributed._functional_collectives` has a backward, as your `AllToAll`. They pass the checks of exercise 7.
 
-# %% id="check_standard" tags=["demo"]
+# %% id="check_standard" tags=["demo", "read"]
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 
 from dlo_lib.torch_compat import grouped_mm  # F.grouped_mm, or a loop
@@ -683,7 +695,7 @@ lab.check("layer", instead={"expert_parallel": with_grouped_mm})
 # matrices; they are narrower here, so that all forms have about the same parameters.) Time is the shortest of several forward and backward passes, in turns. Lines are those
 # of all functions that a form needs. Memory is that of a rank's experts and their gradients, and the bytes are the messages of rank 0 in its first step.
 
-# %% id="show_standard" tags=["demo"]
+# %% id="show_standard" tags=["demo", "read"]
 from dlo_lib.labkit.side_by_side import Form, lines_of, table
 from dlo_lib.models.moe import MoELayer
 from dlo_lib.parallel.expert import parallelize_experts

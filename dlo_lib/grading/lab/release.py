@@ -46,6 +46,7 @@ from dlo_lib.grading.lab.source import (
     text_source,
     write_if_changed,
 )
+from dlo_lib.grading.lab.text_rules import signature_faults
 
 CURE = "run `make labs`"
 FIGURES = "figures.py"
@@ -72,6 +73,8 @@ def released_files(lab: LabInfo) -> dict[str, bytes]:
     """
     folder = source_folder(lab)
     source = read_lab(folder)
+    if wide := signature_faults(source):
+        raise UserError(f"{text_source(folder)}: {wide[0]}")
     files = {
         lab.notebook: notebook_text(release_notebook(folder)).encode(),
         REFERENCES_FILE: references_text(source).encode(),

@@ -5,12 +5,14 @@ The text is jupytext's py:percent; each cell's header holds its nbgrader metadat
 id: a question's solution cell is called after the question, its test cell ``test_<question>``. The points of
 a test cell are those of the checks of its question. Building is a pure function of the lab's files, so
 building twice gives the same bytes. The cell with ``lab = Lab(globals())`` gets a line for students: grading
-runs it as released::
+runs it as released. The code of a demo of more than twelve lines is folded in the notebook, where a click on
+the three dots opens it, except with the tag ``read``::
 
     # %% [markdown] id="why"
     # %% id="setup"
     # %% id="guess" tags=["prediction"]
     # %% id="loss-curve" tags=["demo"]
+    # %% id="long-loop" tags=["demo", "read"]
     # %% nbgrader={"grade_id": "parameters", "solution": true}
     # %% nbgrader={"grade_id": "test_parameters", "grade": true}
 """
@@ -22,7 +24,7 @@ import copy
 import functools
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -41,6 +43,8 @@ from dlo_lib.grading.lab.declared import declared_points
 
 TEST_PREFIX = "test_"
 DEMO_TAG = "demo"
+READ_TAG = "read"  # of a demo whose code the text speaks of
+FOLDED_FROM = 13  # lines of a demo
 SETUP = "lab = Lab(globals())"
 SETUP_NOTE = (
     "# Given: grading runs this cell as released. Do not edit it; put imports into the cell of your answer."
@@ -224,7 +228,15 @@ def _node(text: Path, cell: NotebookNode, points: Mapping[str, float]) -> Notebo
     source = cell.source
     if cell.cell_type == "code" and SETUP in source.splitlines():
         source = f"{SETUP_NOTE}\n{source}"
+    if is_folded(cell.cell_type, metadata.get("tags", ()), source):
+        metadata["jupyter"] = {"source_hidden": True}
     return make(source, id=identity, metadata=metadata)
+
+
+def is_folded(cell_type: str, tags: Collection[str], source: str) -> bool:
+    """Whether a notebook shows a cell without its code at first: a long demo, whose output is what counts."""
+    shows_code = DEMO_TAG not in tags or READ_TAG in tags
+    return cell_type == "code" and not shows_code and len(source.splitlines()) >= FOLDED_FROM
 
 
 def kind_of(cell: Mapping[str, Any]) -> CellKind:

@@ -1,4 +1,5 @@
-"""Rules on the text of a lab that need no judge: minutes, predictions, hints, and the instructor's page.
+"""Rules on the text of a lab that need no judge: signatures, minutes, predictions, hints, and
+the instructor's page.
 
 Each rule returns the faults that it found, one line with the cure for each fault, or none.
 """
@@ -15,6 +16,8 @@ from dlo_lib.grading.lab.names import defined_names
 from dlo_lib.grading.lab.source import Cell, CellKind, LabSource
 from dlo_lib.grading.lab.syntax import parsed_cell
 
+WIDEST = 100  # columns of a signature
+SIGNATURE = re.compile(r"\s*(?:async )?(?:def|class) ")
 EXERCISE = re.compile(r"^\*\*(Core|Optional) · (\d+) min · (?:●○○|●●○|●●●)\*\*$")
 SECTION = "## "
 PREDICTION_MINUTES = 1
@@ -33,6 +36,21 @@ PAGE_HAS = (
 ANSWER_ROW = re.compile(r"^\| `([\w-]+)` \| (.+?) \|", re.MULTILINE)
 MOST_OF_AN_ANSWER = 0.6  # of the tokens of a reference that a hint may have, in their order
 TOKEN = re.compile(r"[A-Za-z_]\w*|\d+(?:\.\d+)?|[^\s\w]")
+
+
+# -- signatures
+
+
+def signature_faults(lab: LabSource) -> list[str]:
+    """Return the signatures of answers that are wider than ``WIDEST``: a notebook at 1280 pixels would need a
+    scroll bar to show what a function takes."""
+    return [
+        f"{cell.id}: {line.strip()[:40]!r}… has {len(line)} columns: wrap it at {WIDEST}"
+        for cell in lab.cells
+        if cell.kind is CellKind.SOLUTION
+        for line in cell.released.splitlines()
+        if len(line) > WIDEST and SIGNATURE.match(line)
+    ]
 
 
 # -- minutes

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from dlo_lib.errors import UserError
-from dlo_lib.grading.lab.source import CellKind, build_notebook, read_lab
+from dlo_lib.grading.lab.source import CellKind, build_notebook, read_lab, source_notebook
 
 TOML = """
 number = 7
@@ -94,6 +94,18 @@ def folder(tmp_path: Path) -> Path:
     (lab / "checks" / "sums.py").write_text(CHECKS)
     (lab / "hidden.py").write_text(HIDDEN)
     return lab
+
+
+def test_the_code_of_a_long_demo_is_folded(folder: Path) -> None:
+    """Not where the text speaks of the code, and never code that an exercise stands on."""
+    lines = "".join(f"\nprint({n})" for n in range(13))
+    text = TEXT.replace("print(double(2))", lines[1:]).replace("def add(a", "#\n" * 13 + "def add(a")
+    text += f'\n# %% id="loop" tags=["demo", "read"]{lines}\n\n# %% id="given"{lines}\n'
+    text += f'\n# %% id="short" tags=["demo"]{lines.removesuffix(chr(10) + "print(12)")}\n'
+    (folder / "07_sums.py").write_text(text)
+    cells = source_notebook(folder).cells
+    assert [cell.id for cell in cells if "jupyter" in cell.metadata] == ["plot"]
+    assert next(cell for cell in cells if cell.id == "plot").metadata["jupyter"] == {"source_hidden": True}
 
 
 def test_each_cell_has_its_kind(folder: Path) -> None:

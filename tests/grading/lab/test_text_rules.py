@@ -15,6 +15,7 @@ from dlo_lib.grading.lab.text_rules import (
     hint_faults,
     page_faults,
     prediction_faults,
+    signature_faults,
 )
 
 Edit = Callable[[str, str, str], LabSource]
@@ -46,6 +47,17 @@ def edit(tmp_path: Path) -> Edit:
         return read_lab(folder)
 
     return replace
+
+
+def test_a_signature_fits_a_page_of_1280_pixels(edit: Edit) -> None:
+    assert signature_faults(edit("91_small.py", QUIZ, QUIZ)) == []
+    wide = ", ".join(f"another_argument_{n}" for n in range(6))
+    lab = edit("91_small.py", "def absmax_scale(", f"def absmax_scale({wide}, ")
+    (fault,) = signature_faults(lab)
+    assert fault.startswith("scale: 'def absmax_scale(another_argument_0, ano'… has 1")
+    assert fault.endswith(" columns: wrap it at 100")
+    lines = wide.replace(", ", ",\n    ")
+    assert signature_faults(edit("91_small.py", f"{wide}, ", f"\n    {lines},\n    ")) == []
 
 
 @pytest.fixture
