@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Tests wait for time limits and virtual clusters: three processes keep two cores busy.
 JOBS ?= 3
 
-.PHONY: help lab test test-fast test-newest kernels compat combinations proofs slurm-faults hub gpu lint course grade labs bench machines format setup setup-dev python
+.PHONY: help lab test test-fast test-newest kernels compat combinations proofs slurm-faults slurm-stranger hub gpu lint course grade labs bench machines format setup setup-dev python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,9 @@ proofs: setup-dev ## the proofs of every lab in full: each mutant by all checks,
 
 slurm-faults: setup-dev ## each command of SLURM fails in each way, on private SLURM clusters (root)
 	@exec $(BIN)/python -m pytest -n 6 --dist worksteal --every-fault tests/cluster/test_faults.py $(ARGS)
+
+slurm-stranger: setup-dev ## a training, a sweep, a chain, graders and a cancelled job at a centre unlike ours (root)
+	@exec $(BIN)/python -m pytest -n 0 tests/cluster/strangers_centre.py $(ARGS)
 
 hub: setup-dev ## a class on a real JupyterHub, with Unix users and SLURM (root)
 	@exec $(BIN)/python deploy/hub_tests.py $(ARGS)

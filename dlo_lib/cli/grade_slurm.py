@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 from dlo_lib import cluster
-from dlo_lib.cluster import login_node, records, slurm, turns
+from dlo_lib.cluster import changes, login_node, records, slurm, turns
 from dlo_lib.cluster.limits import time_of_site
 from dlo_lib.errors import UserError
 from dlo_lib.grading.judge.array import ArrayOfJudges, ElementEnd, Elements
@@ -112,8 +112,16 @@ class SlurmElements:
 
     def cancel(self) -> None:
         """Cancel all running and pending elements. They end without a queue of submissions in any case."""
+        self._cancel(lambda state: not state.over)
+
+    def cancel_waiting(self) -> None:
+        """Cancel the elements that have not begun."""
+        self._cancel(lambda state: state in (cluster.State.PENDING, cluster.State.UNKNOWN))
+
+    def _cancel(self, chosen: Callable[[cluster.State], bool]) -> None:
         try:
-            self.job.cancel()
+            left = [status.element for status in self.job.status() if chosen(status.state)]
+            changes.cancel(self.job.folder, self.job.record, left)
         except slurm.NoAnswer as error:  # the table of the class is worth more
             text = "the array may still be in the queue ({why}): dlo jobs cancel {job}"
             print(tr(text, why=error, job=self.job.name), file=sys.stderr)

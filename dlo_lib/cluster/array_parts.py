@@ -69,18 +69,35 @@ def most_elements() -> int:
     return int(text) if text.isdigit() and int(text) else _DEFAULT
 
 
-def words(folder: Path, part: ArrayPart, parts: int, script: str) -> list[str]:
+def limit_of(script: str) -> int | None:
+    """Return how many elements a job script lets run at the same time; None: all."""
+    found = _LIMIT.search(script)
+    return int(found[1]) if found else None
+
+
+def shares(limit: int, parts: Sequence[ArrayPart]) -> list[int]:
+    """Return how many elements of each part may run at the same time: at least 1, and no more than it has.
+
+    >>> shares(3, parts_of(range(12), most=11)), shares(1, parts_of(range(3), most=1))
+    ([2, 1], [1, 1, 1])
+    """
+    found = [1] * len(parts)
+    for _ in range(limit - len(parts)):
+        open_parts = [at for at, part in enumerate(parts) if found[at] < len(part.elements)]
+        if open_parts:
+            found[min(open_parts, key=lambda at: found[at] / len(parts[at].elements))] += 1
+    return found
+
+
+def words(folder: Path, part: ArrayPart, share: int | None) -> list[str]:
     """Return the options of sbatch for a part, after its folder and its links of output are made.
 
     Args:
         folder: of the job.
         part: the part to submit.
-        parts: the number of parts of this submission, which share the limit of elements at the same time.
-        script: the text of the job script, with that limit.
+        share: how many of its elements may run at the same time; None: all.
     """
-    found = _LIMIT.search(script)
-    at_once = f"%{max(1, int(found[1]) // parts)}" if found else ""
-    options = [f"--array={part.indices}{at_once}"]
+    options = [f"--array={part.indices}" + ("" if share is None else f"%{share}")]
     if part.first == 0:
         return options
     logs = folder / "logs"

@@ -47,6 +47,17 @@ class JobUsage:
         return tr("{text}, {energy} kWh measured", text=text, energy=_number(self.joules / _KWH))
 
 
+def in_words(gpus: int) -> str:
+    """Return a number of GPUs in words.
+
+    >>> in_words(0), in_words(1), in_words(2)
+    ('no GPU', '1 GPU', '2 GPUs')
+    """
+    if gpus > 1:
+        return tr("{gpus} GPUs", gpus=gpus)
+    return tr("1 GPU") if gpus else tr("no GPU")
+
+
 def estimate(want: Allocation, elements: int) -> str:
     """Return what a job may cost, in a few words."""
     hours = want.time.total_seconds() / 3600 * elements
@@ -59,10 +70,8 @@ def estimate(want: Allocation, elements: int) -> str:
             text = "{each}1 core for at most {limit}: {hours} core hours"
         return tr(text, each=each, cores=cores, limit=limit, hours=_number(cores * hours))
     gpus = want.nodes * want.gpus_per_node
-    text = "{each}{gpus} GPUs for at most {limit}: {hours} GPU hours"
-    if gpus == 1:
-        text = "{each}1 GPU for at most {limit}: {hours} GPU hours"
-    said = tr(text, each=each, gpus=gpus, limit=limit, hours=_number(gpus * hours))
+    text = "{each}{gpus} for at most {limit}: {hours} GPU hours"
+    said = tr(text, each=each, gpus=in_words(gpus), limit=limit, hours=_number(gpus * hours))
     if want.site.gpu is None:
         return said
     kwh = gpus * hours * want.site.gpu.watts / 1000

@@ -64,3 +64,14 @@ def words(kind: str, earlier: Record, statuses: Sequence[ElementStatus]) -> list
     latest = {element: turn.number for turn in earlier.turns for element in turn.elements}
     numbers = ":".join(map(str, dict.fromkeys(latest.values())))
     return [f"--dependency={kind}:{numbers}", "--kill-on-invalid-dep=yes"]
+
+
+def also_after(number: int, words: Sequence[str]) -> list[str]:
+    """Return options of sbatch for a job that waits also for the end of the job with this number.
+
+    >>> also_after(7, ["--dependency=afterok:5", "--time=5"])
+    ['--dependency=afterok:5,afterany:7', '--time=5']
+    """
+    if not any(word.startswith("--dependency=") for word in words):
+        return [*words, f"--dependency=afterany:{number}"]
+    return [f"{word},afterany:{number}" if word.startswith("--dependency=") else word for word in words]

@@ -324,10 +324,10 @@ class Job:
             for one in statuses
         ]
         head = tr(
-            "{name} on {site}, {gpus} GPUs, number {numbers}",
+            "{name} on {site}, {gpus}, number {numbers}",
             name=self.name,
             site=record.site,
-            gpus=record.gpus,
+            gpus=cost.in_words(record.gpus),
             numbers=record.numbers,
         )
         return "\n".join([head, columns(rows), *explanations(statuses)])

@@ -41,6 +41,7 @@ def head_options(
     """
     gpus = want.gpus_per_node
     cores = want.cores * want.ranks_per_node if torchrun else want.cores
+    nodes = "the same ranks on fewer nodes communicate faster" if on_ranks else "of one process"
     warned = f"{signal} s before the limit the run writes a checkpoint and stops"
     gpus_of_node = (gpu_option(want.site), gpus_of(want.site, gpus) if gpus else "", "GPUs of a node")
     rows: list[tuple[str, str | bool, str]] = [
@@ -50,7 +51,7 @@ def head_options(
         ("constraint", want.site.constraint, "only nodes with this GPU"),
         ("qos", want.qos, "its limits of time and size"),
         ("reservation", want.reservation, "nodes reserved for a course"),
-        ("nodes", str(want.nodes), "the same GPUs on fewer nodes communicate faster"),
+        ("nodes", str(want.nodes), nodes),
         (
             "ntasks-per-node",
             str(want.ranks_per_node if on_ranks and not torchrun else 1),
@@ -63,7 +64,7 @@ def head_options(
         ("array", array, "one job for each element of the sweep"),
         ("signal", "" if signal is None else f"B:USR1@{signal}", warned),
         ("requeue", requeue, "the job may go back into the queue"),
-        ("open-mode", "append", "SLURM starts a job again when a node fails; the output is kept"),
+        ("open-mode", "append", "a job that SLURM starts again keeps its output"),
         ("output", output, "its output, including errors"),
     ]
     rows = [row for row in rows if row[0] and row[1] and row[0] not in want.dropped]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlo_lib.cluster.states import ElementStatus, of_slurm
+from dlo_lib.text import tr
 
 QUEUE_FORMAT = "%F|%K|%T|%r|%S|%M|%k|%j|%o"
 HISTORY_FIELDS = "JobID,State,ExitCode,Start,Elapsed,Comment,JobName"
@@ -71,6 +72,8 @@ class QueueRow:
     def status(self) -> ElementStatus:
         """Return its status."""
         reason = "" if self.reason in _SAID_BY_STATE else self.reason  # the state says the same
+        if reason == "DependencyNeverSatisfied" and self.is_ending:
+            reason = tr("the job that it waited for did not complete")
         start = "" if self.start in ("N/A", "Unknown") else self.start
         return ElementStatus(self.element, of_slurm(self.state), reason, start, self.elapsed)
 

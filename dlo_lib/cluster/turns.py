@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dlo_lib.cluster import array_parts, causes, dependency, endings, local, records, slurm, submissions
+from dlo_lib.cluster.array_parts import ArrayPart
 from dlo_lib.cluster.dependency import Dependency
 from dlo_lib.cluster.records import Record, Turn
 from dlo_lib.cluster.site import Scheduler
@@ -56,16 +57,23 @@ def _start_array(
 ) -> None:
     """Submit elements of an array, in parts if SLURM does not allow as many.
 
+    The parts share the number of elements that may run at the same time. Of more parts than that number,
+    each waits for an earlier one.
+
     Raises:
         NoAnswer: SLURM does not answer; nothing was submitted.
         UserError: SLURM refuses the first part; nothing was submitted.
     """
-    script = (folder / records.SCRIPT).read_text(encoding="utf-8")
+    limit = array_parts.limit_of((folder / records.SCRIPT).read_text(encoding="utf-8"))
     parts = array_parts.parts_of(elements, array_parts.most_elements())
+    shares = [None] * len(parts) if limit is None else array_parts.shares(limit, parts)
     for number, part in enumerate(parts):
-        chosen = array_parts.words(folder, part, len(parts), script)
         try:
-            submissions.start(folder, part.elements, [*chosen, *words], before, part.first)
+            chosen = array_parts.words(folder, part, shares[number])
+            waits = list(words)
+            if limit is not None and number >= limit:
+                waits = dependency.also_after(_number_of(folder, parts[number - limit]), words)
+            submissions.start(folder, part.elements, [*chosen, *waits], before, part.first)
         except UserError as error:
             if number == 0:
                 raise
@@ -80,6 +88,18 @@ def _start_array(
             done = sum(len(part.elements) for part in parts[:number])
             print(tr(text, done=done, all=len(elements), why=error))
             return
+
+
+def _number_of(folder: Path, part: ArrayPart) -> int:
+    """Return the number of the newest submission of a part.
+
+    Raises:
+        NoAnswer: SLURM has not told it.
+    """
+    number = [turn.number for turn in records.read(folder).turns if turn.elements == part.elements][-1]
+    if not number:
+        raise slurm.NoAnswer(tr("the number of an earlier part is not known"))
+    return number
 
 
 def _dependency(after: Dependency) -> list[str]:

@@ -79,7 +79,8 @@ def failure(name: str, failed: Sequence[ElementStatus], elements: int, cause: st
     reason = f" ({first.reason})" if first.reason and not cause else ""
     said = tr(
         "{job}: element {element} {state}{code}{reason}; {count} of {all} did not complete. "
-        "resubmit() runs them again.",
+        "resubmit() runs {them} again.",
+        them=tr("it") if len(failed) == 1 else tr("them"),
         job=name,
         element=first.element,
         state=first.text,
@@ -90,4 +91,6 @@ def failure(name: str, failed: Sequence[ElementStatus], elements: int, cause: st
     )
     if cause:
         return JobFailed(tr("{said} logs() shows its output.\n\n{cause}", said=said, cause=cause))
+    if not tail:
+        return JobFailed(tr("{said} It has printed nothing.", said=said))
     return JobFailed(tr("{said} Its last lines of output:\n{tail}", said=said, tail=tail))

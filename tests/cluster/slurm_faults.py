@@ -29,16 +29,28 @@ _WRAPPER = """\
 name="${0##*/}"
 here="${0%/*}"
 real="$here/real/$name"
-forgotten() { # the jobs that SLURM no longer lists
-  [[ -e "$here/forgotten" ]] && grep -qx "$1" "$here/forgotten"
+fault="" gone=()
+[[ ! -e "$here/fault-$name" ]] || read -r fault < "$here/fault-$name"
+[[ ! -e "$here/forgotten" ]] || mapfile -t gone < "$here/forgotten" # the jobs that SLURM no longer lists
+forgotten() {
+  [[ " ${gone[*]} " == *" $1 "* ]]
 }
-if [[ "$name" == scontrol && "$*" == *"show job"* ]] && forgotten "${@: -1}"; then
-  real="$here/forgot"
-elif [[ "$name" == squeue && -s "$here/forgotten" ]]; then
-  real="$here/remaining"
-fi
-case "$(cat "$here/fault-$name" 2> /dev/null)" in
-  "") exec "$real" "$@" ;;
+answer() {
+  if [[ "$name" == scontrol && "$*" == *"show job"* ]] && forgotten "${@: -1}"; then
+    echo "slurm_load_jobs error: Invalid job id specified" >&2
+    return 1
+  elif [[ "$name" != squeue || ${#gone[@]} == 0 ]]; then
+    exec "$real" "$@"
+  fi
+  local rows status=0
+  rows="$("$real" "$@")" || status=$?
+  while IFS= read -r row; do
+    [[ -z "$row" ]] || forgotten "${row%%|*}" || printf '%s\\n' "$row"
+  done <<< "$rows"
+  return "$status"
+}
+case "$fault" in
+  "") answer "$@" ;;
   before) exec sleep 1000 ;;
   after) setsid "$real" "$@" < /dev/null &> /dev/null; exec sleep 1000 ;;
   error) echo "$name: error: Unable to contact slurm controller (connect failure)" >&2; exit 1 ;;
@@ -48,19 +60,8 @@ case "$(cat "$here/fault-$name" 2> /dev/null)" in
     exit 1 ;;
   empty) exit 0 ;;
   mute) "$real" "$@" &> /dev/null; exit 0 ;;
-  slow) sleep {half}; exec "$real" "$@" ;;
+  slow) sleep {half}; answer "$@" ;;
 esac
-"""
-_FORGOT = """\
-#!/usr/bin/env bash
-echo "slurm_load_jobs error: Invalid job id specified" >&2
-exit 1
-"""
-_REMAINING = """\
-#!/usr/bin/env bash
-here="${0%/*}"
-set -o pipefail
-"$here/real/squeue" "$@" | { grep -vE "^($(paste -sd'|' "$here/forgotten"))[|]" || true; }
 """
 
 
@@ -70,8 +71,6 @@ class Faults:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self._monkeypatch = folder, monkeypatch
         (folder / "real").mkdir(parents=True)
-        for name, text in (("forgot", _FORGOT), ("remaining", _REMAINING)):
-            self._program(name, text)
         for name in COMMANDS:
             found = shutil.which(name)
             assert found is not None
@@ -86,7 +85,7 @@ class Faults:
     def spoil(self, command: str, fault: str) -> None:
         """Give a command a fault, and all commands a short waiting time."""
         assert fault in FAULTS
-        (self.folder / f"fault-{command}").write_text(fault)
+        (self.folder / f"fault-{command}").write_text(f"{fault}\n")
         self._monkeypatch.setenv("DLO_ANSWER_S", str(WAITING_S))
 
     def mend(self) -> None:

@@ -35,9 +35,11 @@ def test_the_words_of_a_part_share_the_limit_and_keep_the_output_of_each_element
     (folder / "logs").mkdir(parents=True)
     (folder / "logs" / "12.out").write_text("earlier\n")
     script = "#SBATCH --array=0-24%4           # one job for each element of the sweep\n"
-    assert array_parts.words(folder, ArrayPart(0, (0, 1, 2, 5)), 3, script) == ["--array=0-2,5%1"]
+    assert array_parts.limit_of(script) == 4
+    assert array_parts.limit_of("#SBATCH --array=0-24 # x\n") is None
+    assert array_parts.words(folder, ArrayPart(0, (0, 1, 2, 5)), 1) == ["--array=0-2,5%1"]
     for _ in range(2):  # a second submission changes nothing
-        assert array_parts.words(folder, ArrayPart(11, (11, 12, 20)), 1, script) == [
+        assert array_parts.words(folder, ArrayPart(11, (11, 12, 20)), 4) == [
             "--array=0-1,9%4",
             f"--output={tmp_path}/50%%/logs/part-11/%a.out",
         ]
@@ -45,7 +47,7 @@ def test_the_words_of_a_part_share_the_limit_and_keep_the_output_of_each_element
     assert (folder / "logs" / "20.out").read_text() == "of 20\n"
     assert (folder / "logs" / "12.out").read_text() == "earlier\n"
     assert not (folder / "logs" / "11.out").exists()
-    assert array_parts.words(folder, ArrayPart(0, (0,)), 1, "#SBATCH --array=0-24 # x\n") == ["--array=0"]
+    assert array_parts.words(folder, ArrayPart(0, (0,)), None) == ["--array=0"]
 
 
 def test_the_start_is_planned_for_an_array_that_slurm_allows():

@@ -12,28 +12,50 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dlo_lib import cluster
-from dlo_lib.cli.grade_slurm import SlurmElements
-from dlo_lib.cluster import Job, JobFailed, State, records, slurm
+from dlo_lib.cli.grade_slurm import SlurmElements, Wanted, array_of_judges
+from dlo_lib.cluster import Job, JobFailed, State, records, slurm, submissions
 from dlo_lib.errors import UserError
+from dlo_lib.grading.judge import array
 from dlo_lib.grading.judge.array import ElementEnd
-from tests.cluster.fixtures import log_in_to
+from dlo_lib.grading.judge.client import JudgeJob
+from tests.cluster.fixtures import OTHER_SITE, log_in_to
 from tests.cluster.slurm_faults import COMMANDS, FAULTS, Faults
 
+ACCOUNTED, BARE = "", "without-accounting"
 ALWAYS = [
-    ("squeue", "before"),
-    ("sbatch", "after"),
-    ("sacct", "error"),
-    ("scancel", "error-after"),
-    ("squeue", "empty"),
-    ("sbatch", "mute"),
-    ("scontrol", "slow"),
+    ("squeue", "before", ACCOUNTED),
+    ("sbatch", "after", ACCOUNTED),
+    ("sacct", "error", ACCOUNTED),
+    ("scancel", "error-after", ACCOUNTED),
+    ("squeue", "empty", BARE),
+    ("sbatch", "mute", ACCOUNTED),
+    ("scontrol", "slow", ACCOUNTED),
 ]
 """One row for each fault, which run without ``--every-fault``."""
-SMALL = {"site": "jean-zay-v100", "account": "abc@v100", "gpus": 0, "cores": 1, "time": 120}
+EVERYTHING = [(command, fault, ACCOUNTED) for fault in FAULTS for command in COMMANDS] + [
+    (command, fault, BARE) for fault in FAULTS for command in ("sbatch", "squeue", "scontrol")
+]
+SMALL = {"gpus": 0, "cores": 1, "time": 120}
+JUDGE = """
+cd "$1" && mkdir -p "taken/$3" || exit 0
+while true; do
+  for file in "taken/$3"/*.json todo/*.json; do
+    number="$(basename "$file" .json)"
+    if mv "$file" "taken/$3/" 2> /dev/null || [ -e "taken/$3/$number.json" ]; then
+      echo "$number" >> "$OLDPWD/judged"
+      mv "taken/$3/$number.json" "done/$number.0"
+      continue 2
+    fi
+  done
+  exit 0
+done
+"""
+"""An element of the graders' array that judges nothing: it takes submissions from the queue in ``$1``."""
 WAITS = "echo begun >> {name}; until [ -e go-{name} ]; do sleep 0.1; done; echo end of {name}"
 
 
@@ -50,6 +72,7 @@ def lines(name: str) -> int:
 
 
 def sent(name: str, text: str = WAITS, **options: object) -> Job:
+    """Submit a job at the site in ``$DLO_SITE``."""
     job = cluster.submit(["bash", "-c", text.format(name=name)], name=name, **(SMALL | options))
     assert isinstance(job, Job)
     return job
@@ -62,8 +85,9 @@ def state_of(job: Job) -> State:
 class Bench:
     """Jobs in every state for all rows, with the records that they had before anything looked at them."""
 
-    def __init__(self, folder: Path, patched: pytest.MonkeyPatch) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, patched: pytest.MonkeyPatch, site: dict[str, str]) -> None:
+        self.folder, self.site = folder, site
+        self.is_accounted = slurm.has_accounting()
         self.faults = Faults(folder / "bin", patched)
         self.runs = sent("runs")
         self.waits = sent("waits", options={"hold": True})
@@ -86,12 +110,18 @@ class Bench:
 
     def _ended(self, numbers: set[int]) -> list[str]:
         wanted = ",".join(map(str, numbers))
-        rows = self.faults.real("sacct", "-nPX", "-j", wanted, "-o", "JobID,State").splitlines()
+        ask = ("sacct", "-nPX", "-j", wanted, "-o", "JobID,State")
+        if not self.is_accounted:
+            ask = ("squeue", "-hr", "-t", "all", "-j", wanted, "-o", "%i|%T")
+        rows = self.faults.real(*ask).splitlines()
         return [row for row in rows if row.split("|")[1] in ("COMPLETED", "FAILED")]
 
 
-def at_work(patched: pytest.MonkeyPatch, folder: Path) -> None:
+def at_site(patched: pytest.MonkeyPatch, folder: Path, site: dict[str, str]) -> None:
     """Submit from ``folder``, with short pauses between two looks."""
+    log_in_to(Path(site["SLURM_CONF"]), patched)
+    for name, value in site.items():
+        patched.setenv(name, value)
     for name in ("home", "work"):
         (folder / name).mkdir(exist_ok=True)
     patched.setenv("DLO_POLL_S", "0.05")
@@ -100,27 +130,46 @@ def at_work(patched: pytest.MonkeyPatch, folder: Path) -> None:
     patched.chdir(folder / "work")
 
 
-@pytest.fixture(scope="module")
-def bench(
-    jean_zay_conf: Path, jean_zay_sites: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Bench]:
-    folder = tmp_path_factory.mktemp("faults")
+@contextlib.contextmanager
+def benches(site: dict[str, str], factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """Yield a bench on the cluster and the site in these variables."""
+    folder = factory.mktemp("faults")
     with pytest.MonkeyPatch.context() as patched:
-        at_work(patched, folder)
-        log_in_to(jean_zay_conf, patched)
-        patched.setenv("DLO_SITES", str(jean_zay_sites))
-        found = Bench(folder, patched)
-        yield found
+        at_site(patched, folder, site)
+        found = Bench(folder, patched, site)
+    yield found
+    with pytest.MonkeyPatch.context() as patched:
+        at_site(patched, folder, site)
         Path("go-runs").touch()
         found.runs.cancel()
         found.waits.cancel()
 
 
+@pytest.fixture(scope="module")
+def accounted(
+    jean_zay_conf: Path, jean_zay_sites: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bench]:
+    site = {"DLO_SITES": str(jean_zay_sites), "DLO_SITE": "jean-zay-v100", "DLO_ACCOUNT": "abc@v100"}
+    with benches({**site, "SLURM_CONF": str(jean_zay_conf)}, tmp_path_factory) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def bare(elsewhere_conf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    """On a cluster without accounting."""
+    folder = tmp_path_factory.mktemp("sites")
+    (folder / "elsewhere.toml").write_text(OTHER_SITE)
+    site = {"DLO_SITES": str(folder), "DLO_SITE": "elsewhere", "SLURM_CONF": str(elsewhere_conf)}
+    with benches(site, tmp_path_factory) as found:
+        yield found
+
+
 class Row:
     """One command with one fault, and the jobs that the operations change."""
 
-    def __init__(self, bench: Bench, command: str, fault: str) -> None:
+    def __init__(self, bench: Bench, command: str, fault: str, patched: pytest.MonkeyPatch) -> None:
         self.bench, self.faults, self.command, self.fault = bench, bench.faults, command, fault
+        self.patched = patched
         bench.restore()
         self.name = f"{command}-{fault}"
         self.ends = sent(f"ends-{self.name}")
@@ -156,13 +205,15 @@ class Row:
 
 
 @pytest.fixture
-def row(request: pytest.FixtureRequest, jean_zay: None, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Row:
-    at_work(monkeypatch, bench.folder)
+def row(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Row:
+    command, fault, where = request.param
+    bench = request.getfixturevalue("bare" if where == BARE else "accounted")
+    at_site(monkeypatch, bench.folder, bench.site)
     monkeypatch.setenv("PATH", f"{bench.faults.folder}:{os.environ['PATH']}")
     # The estimate of the start is asked for under the fault, where it counts.
     with monkeypatch.context() as patched:
         patched.setattr(slurm, "expected_start", lambda script: ("", ""))
-        return Row(bench, *request.param)
+        return Row(bench, command, fault, monkeypatch)
 
 
 def submission(row: Row) -> None:
@@ -190,7 +241,7 @@ def status(row: Row) -> None:
         bench.runs: State.RUNNING,
         bench.waits: State.PENDING,
         bench.failed: State.FAILED,
-        bench.killed: State.FAILED,
+        bench.killed: State.FAILED if bench.is_accounted else State.LOST,
     }
     with row.spoilt():
         for job, state in true.items():
@@ -260,6 +311,37 @@ def grading(row: Row) -> None:
     until(lambda: elements.ended() == true)
 
 
+def whole_grading(row: Row) -> None:
+    """`dlo grade --slurm` with elements that judge nothing; the fault ends while it waits for them."""
+    row.patched.setattr(submissions, "ACCEPTED_S", 2.0)
+    row.patched.setattr(array, "trusted_python", lambda code, queue, **_: ["bash", "-c", JUDGE, "_", queue])
+    Path("judged").unlink(missing_ok=True)
+    lab = SimpleNamespace(directory=row.name)
+    judges = array_of_judges(lab, Path(), Wanted(2, cores=1, time="120"), unsafe=True)
+    row.patched.setattr(judges, "_on_record", lambda: True)
+    students = [JudgeJob(f"s{number}", Path("a"), Path("b"), "") for number in range(3)]
+    looks: list[object] = []
+
+    def waiting(_: object) -> None:
+        looks.append(_)
+        if len(looks) == 3:
+            row.faults.mend()
+
+    with row.spoilt():
+        try:
+            rows = list(judges.judge(students, 1, waiting))
+        except UserError as error:
+            if "SLURM" not in str(error) and row.command not in str(error):
+                raise
+            row.faults.mend()
+            assert not Path("judged").exists(), "nothing ran"
+            rows = list(judges.judge(students, 1))
+    assert sorted((job.student, code) for job, code in rows) == [("s0", 0), ("s1", 0), ("s2", 0)]
+    assert sorted(Path("judged").read_text().split()) == ["00000", "00001", "00002"], "each was judged once"
+    for job in [one for one in cluster.jobs() if one.record.name == f"dlo-grade-{row.name}"]:
+        row.at_rest(job)
+
+
 def requeueing(row: Row) -> None:
     job = row.graded
     with row.spoilt():
@@ -279,16 +361,28 @@ def requeueing(row: Row) -> None:
     job.cancel()
 
 
+OPERATIONS = (
+    status,
+    logs,
+    grading,
+    whole_grading,
+    requeueing,
+    cancelling,
+    waiting,
+    resubmission,
+    submission,
+)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    everything = [(command, fault) for fault in FAULTS for command in COMMANDS]
-    rows = everything if metafunc.config.getoption("--every-fault") else ALWAYS
-    metafunc.parametrize("row", rows, ids="-".join, indirect=True)
+    rows = EVERYTHING if metafunc.config.getoption("--every-fault") else ALWAYS
+    metafunc.parametrize("row", rows, ids=["-".join(filter(None, row)) for row in rows], indirect=True)
 
 
 @pytest.mark.slow
 def test_no_fault_of_slurm_gives_a_wrong_state_loses_a_job_or_runs_it_twice(row: Row) -> None:
     wrong = {}
-    for operation in (status, logs, grading, requeueing, cancelling, waiting, resubmission, submission):
+    for operation in OPERATIONS:
         try:
             operation(row)
         except Exception as error:  # noqa: BLE001  the table shows all that is wrong

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from dlo_lib import cluster
 from dlo_lib.cli.grade_slurm import SlurmElements
 from dlo_lib.cli.jobs import cancel as cancel_command
-from dlo_lib.cluster import Job, State, endings, records, slurm, submissions, turns
+from dlo_lib.cluster import Job, State, array_parts, endings, records, slurm, submissions, turns
 from dlo_lib.cluster.records import Turn
 from dlo_lib.cluster.slurm_jobs import JobMark, of_accounting, of_controller, of_queue
 from dlo_lib.errors import UserError
@@ -201,6 +202,20 @@ def test_a_submission_that_ended_before_it_began_is_found_in_the_accounting(comm
     assert (state(job), job.record.numbers) == (State.CANCELLED, "11")
     assert len(job.record.turns) == 1
     assert not job.record.turns[0].given_up
+
+
+def test_no_more_elements_run_at_once_than_asked_also_in_several_arrays(commands, monkeypatch):
+    monkeypatch.setattr(array_parts, "most_elements", lambda: 2)
+    commands.set("sbatch", 'echo "$@" >> "$0.calls"; wc -l < "$0.calls"')
+    job = sent(sweep=[{"n": n} for n in range(7)], at_once=2)
+    numbers = [turn.number for turn in job.record.turns]
+    calls = [re.findall(r"--array=\S+|--dependency=\S+", call) for call in commands.submissions]
+    assert calls == [
+        ["--array=0-1%1"],
+        ["--array=0-1%1"],
+        ["--array=0-1%1", f"--dependency=afterany:{numbers[0]}"],
+        ["--array=0%1", f"--dependency=afterany:{numbers[1]}"],
+    ]
 
 
 def test_an_unknown_job_is_cancelled_in_the_queue_or_never_runs(commands):

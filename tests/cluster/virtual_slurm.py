@@ -32,8 +32,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+if __package__:
+    from tests.cluster.virtual_slurm_conf import ACCOUNTING_CONF, ENTER, OPEN, SLURM_CONF, SLURMDBD_CONF
+else:  # the supervisor is this file
+    from virtual_slurm_conf import ACCOUNTING_CONF, ENTER, OPEN, SLURM_CONF, SLURMDBD_CONF
+
 START_S = 60  # far more than necessary, because the machine may be busy
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+USER_ID = 61_234
 PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 
 
@@ -70,8 +76,10 @@ class Cluster:
     """The cluster to start.
 
     ``partitions``: name to (kinds of nodes, longest time); the first is the default one. ``conf``: lines of
-    slurm.conf that replace those of ``SLURM_CONF`` with the same key; ``Key=`` takes it out. Nodes with 0
-    GPUs have no GRES.
+    slurm.conf that replace those of ``SLURM_CONF`` with the same key; ``Key=`` takes it out; ``{d}`` is the
+    cluster's folder. Nodes with 0 GPUs have no GRES. ``files``: programs in ``{d}/etc``, name to content.
+    ``domain``: nodes say their full host names. ``user``: a Unix user whom only the machines of the cluster
+    know (``entered``). ``database_of``: the folder of the cluster that has the data base of both.
     """
 
     name: str
@@ -81,6 +89,10 @@ class Cluster:
     # Account: its QOS, default first; empty: no accounting.
     accounts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     conf: tuple[str, ...] = ()
+    files: dict[str, str] = field(default_factory=dict)
+    domain: str = ""
+    user: str = ""
+    database_of: str = ""
 
     @property
     def accounting(self) -> bool:
@@ -164,6 +176,7 @@ class Supervisor:
         self.daemons: list[subprocess.Popen] = []  # in the order of start
         self.ports = iter(_free_ports(3 + sum(kind.count for kind in cluster.nodes)))
         self.env = {**os.environ, "PATH": PATH, "SLURM_CONF": str(self.etc / "slurm.conf")}
+        self.owner = Path(cluster.database_of, "cluster") if cluster.database_of else self.folder
         for name in ("etc", "log", "run", "dev", "sock"):
             (self.folder / name).mkdir()
         for name in ("state", "munge"):
@@ -172,27 +185,20 @@ class Supervisor:
     def start(self) -> None:
         self._munge()
         database, controller, store = next(self.ports), next(self.ports), next(self.ports)
+        if self.cluster.database_of:
+            theirs = (self.owner / "etc" / "slurm.conf").read_text()
+            database = int(theirs.partition("AccountingStoragePort=")[2].split()[0])
         self._configure(controller, database)
-        if self.cluster.accounting:
+        if self.cluster.accounting and not self.cluster.database_of:
             self._accounting(database, store)
-        self._daemon("slurmctld", "slurmctld", "-D")
+        if self.cluster.accounting:
+            self._associations()
+        self._daemon("slurmctld", *entered(self.etc), "slurmctld", "-D")
         for kind in self.cluster.nodes:
             for node in kind.names:
                 # A separate host name and /etc/hosts: ranks connect by names, as on separate machines.
-                alone = (
-                    f"mount --bind {self.etc}/hosts /etc/hosts && hostname {node} && exec slurmd -D -N {node}"
-                )
-                self._daemon(
-                    f"slurmd.{node}",
-                    "unshare",
-                    "--mount",
-                    "--uts",
-                    "--propagation",
-                    "private",
-                    "sh",
-                    "-c",
-                    alone,
-                )
+                alone = f"hostname {node}{self.cluster.domain} && exec slurmd -D -N {node}"
+                self._daemon(f"slurmd.{node}", *entered(self.etc, "--uts"), "sh", "-c", alone)
         wanted = sum(kind.count for kind in self.cluster.nodes)
         self._until(
             lambda: len(set(self._says("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split())) == wanted
@@ -235,7 +241,8 @@ class Supervisor:
 
     def _munge(self) -> None:
         key = self.folder / "munge" / "key"
-        key.write_bytes(secrets.token_bytes(1024))
+        shared = self.owner / "munge" / "key"
+        key.write_bytes(shared.read_bytes() if self.cluster.database_of else secrets.token_bytes(1024))
         key.chmod(0o400)
         files = {"key-file": key, "socket": self.folder / "sock" / "munge.sock"}
         files |= {name: self.folder / "munge" / name for name in ("pid-file", "seed-file", "log-file")}
@@ -260,7 +267,7 @@ class Supervisor:
         ).splitlines()
         replaced = {line.partition("=")[0] for line in self.cluster.conf}
         lines = [line for line in lines if line.partition("=")[0] not in replaced]
-        lines += [line for line in self.cluster.conf if not line.endswith("=")]
+        lines += [line.format(d=self.folder) for line in self.cluster.conf if not line.endswith("=")]
         if self.cluster.accounting:
             lines += ACCOUNTING_CONF.format(port=database, d=self.folder).splitlines()
         else:
@@ -290,10 +297,36 @@ class Supervisor:
             default = "NO"
         (self.etc / "slurm.conf").write_text("\n".join(lines) + "\n")
         (self.etc / "gres.conf").write_text("\n".join(gres) + "\n")
-        hosts = Path("/etc/hosts").read_text() + "".join(
-            f"{address} {node}\n" for node, address in addresses.items()
-        )
-        (self.etc / "hosts").write_text(hosts)
+        self._machine(addresses)
+
+    def _machine(self, addresses: dict[str, str]) -> None:
+        """Write what the machines of the cluster see: host names, users, and programs of the centre.
+
+        Args:
+            addresses: of the nodes.
+        """
+        full = self.cluster.domain
+        hosts = "".join(f"{to} {f'{node}{full} ' * bool(full)}{node}\n" for node, to in addresses.items())
+        (self.etc / "hosts").write_text(Path("/etc/hosts").read_text() + hosts)
+        mounts = [f"mount --bind {self.etc}/hosts /etc/hosts"]
+        if user := self.cluster.user:
+            # All of /etc, because a mount on a file ends when the file is replaced, as useradd does.
+            mounts = [*self._open_python(), f"mount --bind {self.etc}/all /etc"]
+            shutil.copytree("/etc", self.etc / "all", symlinks=True)
+            shutil.copy(self.etc / "hosts", self.etc / "all")
+            for name, entry in (("passwd", f"{USER_ID}::/nowhere:/bin/bash"), ("group", "")):
+                with (self.etc / "all" / name).open("a") as file:
+                    file.write(f"{user}:x:{USER_ID}:{entry}\n")
+        programs = {"enter": ENTER.format(mounts="\n".join(mounts)), **self.cluster.files}
+        for name, text in programs.items():
+            (self.etc / name).write_text(text)
+            (self.etc / name).chmod(0o755)
+
+    def _open_python(self) -> list[str]:
+        """Return lines after which the users of the cluster can run this Python."""
+        prefix = Path(sys.base_prefix).resolve()
+        closed = [folder for folder in reversed(prefix.parents) if not folder.stat().st_mode & 0o001]
+        return [OPEN.format(prefix=prefix, closed=closed[0], aside=self.folder / "python")] if closed else []
 
     def _accounting(self, port: int, store: int) -> None:
         data, run = self.folder / "db", self.folder / "run"
@@ -340,7 +373,7 @@ class Supervisor:
         conf.write_text(
             SLURMDBD_CONF.format(host=host, port=port, store=store, password=password, d=self.folder)
         )
-        self._daemon("slurmdbd", "slurmdbd", "-D")
+        self._daemon("slurmdbd", *entered(self.etc), "slurmdbd", "-D")
         self._until(
             lambda: (
                 subprocess.run(
@@ -349,12 +382,18 @@ class Supervisor:
                 == 0
             )
         )
+
+    def _associations(self) -> None:
+        """Tell the data base of the cluster, its QOS, its accounts and their users."""
         self._manage("add", "cluster", self.cluster.name)
+        where = [f"Cluster={self.cluster.name}"]
         for name, limits in self.cluster.qos.items():
             self._manage("add", "qos", name, *(f"{limit}={value}" for limit, value in limits.items()))
         for account, allowed in self.cluster.accounts.items():
-            self._manage("add", "account", account, f"qos={','.join(allowed)}", f"DefaultQOS={allowed[0]}")
-            self._manage("add", "user", "root", f"Account={account}")
+            qos = [f"qos={','.join(allowed)}", f"DefaultQOS={allowed[0]}"] if allowed else []
+            self._manage("add", "account", account, *where, *qos)
+            for user in filter(None, ["root", self.cluster.user]):
+                self._manage("add", "user", user, *where, f"Account={account}")
 
     def _manage(self, *words: str) -> None:
         subprocess.run(["sacctmgr", "-i", *words], env=self.env, check=True, stdout=subprocess.DEVNULL)
@@ -390,6 +429,11 @@ class Supervisor:
             time.sleep(0.05)
 
 
+def entered(etc: Path, *namespaces: str) -> list[str]:
+    """Return the words before a command that runs as on a machine of the cluster with these files."""
+    return ["unshare", "--mount", *namespaces, "--propagation", "private", str(etc / "enter")]
+
+
 def _held(file: TextIO) -> bool:
     """Whether no other process held the lock on the file, so that this process has it now."""
     try:
@@ -416,68 +460,6 @@ def _free_ports(count: int) -> list[int]:
             probe.bind(("", port))
             found += [port] * (port not in found)
     return found
-
-
-SLURM_CONF = """\
-ClusterName={name}
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={port}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-CredType=cred/munge
-AuthInfo=socket={d}/sock/munge.sock,cred_expire=10
-StateSaveLocation={d}/state
-SlurmdSpoolDir={d}/spool.%n
-SlurmctldPidFile={d}/run/slurmctld.pid
-SlurmdPidFile={d}/run/slurmd.%n.pid
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SwitchType=switch/none
-MpiDefault=none
-PropagateResourceLimits=NONE
-ReturnToService=2
-SlurmdParameters=config_overrides
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-GresTypes=gpu
-SchedulerType=sched/backfill
-SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
-JobAcctGatherType=jobacct_gather/linux
-JobAcctGatherFrequency=2
-JobRequeue=1
-FirstJobId={first}
-InactiveLimit=0
-KillWait=3
-MinJobAge=3600
-SlurmctldTimeout=60
-SlurmdTimeout=60
-"""
-
-ACCOUNTING_CONF = """\
-AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost=127.0.0.1
-AccountingStoragePort={port}
-AccountingStoragePass={d}/sock/munge.sock
-AccountingStorageTRES=gres/gpu
-AccountingStorageEnforce=associations,limits,qos
-"""
-
-SLURMDBD_CONF = """\
-AuthType=auth/munge
-AuthInfo=socket={d}/sock/munge.sock
-DbdHost={host}
-DbdAddr=127.0.0.1
-DbdPort={port}
-SlurmUser=root
-PidFile={d}/run/slurmdbd.pid
-StorageType=accounting_storage/mysql
-StorageHost=127.0.0.1
-StoragePort={store}
-StorageUser=slurm
-StoragePass={password}
-StorageLoc=slurm_acct_db
-"""
 
 
 def main(folder: Path, cluster: Cluster) -> None:

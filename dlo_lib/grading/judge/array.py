@@ -83,6 +83,10 @@ class Elements(Protocol):
         """Cancel all running and waiting elements."""
         ...
 
+    def cancel_waiting(self) -> None:
+        """Cancel the elements that do not run yet; the others end by themselves, because no work is left."""
+        ...
+
 
 Start = Callable[[Sequence[str], int], Elements]
 """Submits a command, with ``--element N`` appended, as an array of the given number of elements."""
@@ -136,8 +140,10 @@ class ArrayOfJudges:
             )
             try:
                 yield from collect_results(queue, elements, started, todo, waiting)
-            finally:
+            except BaseException:
                 elements.cancel()
+                raise
+            elements.cancel_waiting()
         finally:
             queue.remove()
 

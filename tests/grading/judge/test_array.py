@@ -140,6 +140,10 @@ class Processes:
             process.kill()
             process.wait()
 
+    def cancel_waiting(self) -> None:
+        for process in self.running:
+            process.wait()
+
 
 class Mortal(Processes):
     """Kill the first element once, as soon as it has taken a submission."""
@@ -230,6 +234,8 @@ class Scripted:
         return "no disk"
 
     def cancel(self) -> None: ...
+
+    def cancel_waiting(self) -> None: ...
 
 
 def statuses(
