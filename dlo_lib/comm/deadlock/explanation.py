@@ -24,7 +24,7 @@ from dlo_lib.comm.deadlock.vocabulary import (
     what,
     where,
 )
-from dlo_lib.text import columns, shortened, tr
+from dlo_lib.text import WIDTH, columns, shortened, tr
 
 
 def deadlock(
@@ -140,11 +140,19 @@ def _rank_table(views: Mapping[int, RankView], names: Mapping[str, str], name_fi
 
 
 def _with_places(rows: Sequence[tuple[str, ...]], places: Sequence[str]) -> str:
-    """Return a table with the place of each row's call in the program on the line below the row."""
+    """Return a table with the place of each row's call in the program on the line below the row.
+
+    Where the rows are too wide for a page, the third column stands on a line below the row too, so that no
+    column is lost.
+    """
+    below = [""] * len(rows)
+    if len(rows[0]) > 2 and max(map(len, columns(rows).splitlines())) + 2 > WIDTH:
+        below = ["", *(row[2] for row in rows[1:])]
+        rows = [(*row[:2], *row[3:]) for row in rows]
     first = max(len(row[0]) for row in rows)
     lines: list[str] = []
-    for line, here in zip(columns(rows).splitlines(), places, strict=True):
-        lines += [f"  {line}", *([f"{'':{first + 4}}{here}"] if here else [])]
+    for line, more, here in zip(columns(rows).splitlines(), below, places, strict=True):
+        lines += [f"  {line}", *(f"{'':{first + 4}}{text}" for text in (more, here) if text)]
     return "\n".join(shortened(line) for line in lines)
 
 

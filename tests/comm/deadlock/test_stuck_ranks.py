@@ -2,8 +2,9 @@
 
 from dlo_lib.comm.calls import Call, CallSite, Kind
 from dlo_lib.comm.deadlock.board import Activity
-from dlo_lib.comm.deadlock.explanation import deadlock, mismatch
+from dlo_lib.comm.deadlock.explanation import deadlock, mismatch, table
 from dlo_lib.comm.deadlock.stuck_ranks import CallMatcher, RankView, missing_partners, signature, stuck_ranks
+from dlo_lib.text import WIDTH, blocks
 
 WORLD = (0, 1, 2)
 SITE = CallSite("/lab.py", 3, "train", "")
@@ -54,6 +55,28 @@ def test_a_rank_that_returned_early_leaves_the_others_stuck():
     assert "rank 1 returned after 0 calls on it while the others are at call 1" in deadlock(
         views, stuck_ranks(views)
     )
+
+
+def test_a_table_of_messages_keeps_its_columns_in_a_page_of_1280_pixels():
+    """A row that is wider than a page was cut at its right: when a rank began to wait was lost."""
+    long = {"shape": (64, 1024, 4096), "dtype": "bfloat16"}
+    views = ranks(
+        waiting(0, call(Kind.SEND, sequence=12, peer=1, **long)),
+        doing(1, Activity.COMPUTING, call(Kind.RECV, peer=0, **long)),
+    )
+    for view in views.values():
+        view.since, view.last = 1, call(Kind.RECV, peer=0, **long)
+    lines = table(views).splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert not [line for line in lines if line.endswith("…")]
+    assert [line.split() for line in lines if line.startswith("  rank")] == [
+        ["rank", "what", "it", "does", "since"]
+    ]
+    assert sum(line.endswith(" s") for line in lines) == 2
+    assert "        message 12, tag 0" in lines
+    assert "        last: recv from rank 0 of bfloat16[64, 1024, 4096]" in lines
+    (part,) = blocks("\n".join(lines))
+    assert [len(row) for row in part.rows] == [3, 3, 3]  # a notebook shows it as a table of three columns
 
 
 def test_a_rank_that_computes_is_never_stuck():
