@@ -33,24 +33,29 @@ from dlo_lib.labkit.predictions import Predicted, mark_predicted
 from dlo_lib.profiling import Part
 
 COMMUNICATION = VERMILLION
-STORED = (Part.WEIGHTS, Part.GRADIENTS, Part.OPTIMIZER_STATE)
+STORED = (Part.WEIGHTS, Part.OPTIMIZER_STATE)
 
 
 @styled
-def not_divided(at_peak: Mapping[Part, int], world: int) -> Figure:
-    """What one of many ranks holds at the peak of a step with FSDP, by part."""
-    stored = sum(at_peak.get(part, 0) for part in STORED)
-    rows = {f"weights, gradients,\noptimiser: 1/{world} of them": (stored, BLUE)}
-    others = {part.value: size for part, size in at_peak.items() if part not in STORED}
-    rows |= {name: (size, VERMILLION) for name, size in others.items() if size > 0.01 * sum(others.values())}
-    (axes,) = panels(width=9, height=0.5 * len(rows) + 1.2)
-    for row, (size, colour) in enumerate(rows.values()):
-        axes.barh(row, size / GIB, 0.6, color=colour)
-        axes.text(size / GIB, row, " " + (gib(size) if size >= GIB / 20 else mib(size)), va="center")
-    axes.set_yticks(range(len(rows)), rows)
+def not_divided(peaks: Mapping[str, Mapping[Part, int]], world: int) -> Figure:
+    """What one of many ranks holds at the peak of a step with FSDP, by part: a bar for each form of the loss."""
+    (axes,) = panels(width=10, height=0.7 * len(peaks) + 1.6)
+    parts = [part for part in Part if part not in STORED]
+    shown = [part for part in parts if any(peak.get(part, 0) > 0.01 * sum(peak.values()) for peak in peaks.values())]
+    for row, peak in enumerate(peaks.values()):
+        stored = sum(peak.get(part, 0) for part in STORED)
+        sizes = {f"weights and optimiser, 1/{world}": stored} | {part.value: peak.get(part, 0) for part in shown}
+        left = 0.0
+        for (name, size), style in zip(sizes.items(), METHODS):
+            axes.barh(row, size / GIB, 0.6, left=left, color=style.colour, label=name if row == 0 else None)
+            left += size / GIB
+        total = sum(peak.values())
+        axes.text(left, row, " " + (gib(total) if total >= GIB / 20 else mib(total)), va="center")
+    axes.set_yticks(range(len(peaks)), peaks)
     axes.invert_yaxis()
     axes.margins(x=0.15)
-    return finish(axes, "x", xlabel="GiB on one rank, at the peak of a step", title=f"FSDP on {world} ranks: what more ranks do not divide")
+    legend(axes, "above")
+    return finish(axes, "x", xlabel=f"GiB on one of {world} ranks, at the peak of a step with FSDP")
 
 
 def _matrix(axes: Axes, x: float, y: float, size: tuple[float, float], colours: Sequence[str], by: str, label: str) -> None:

@@ -43,33 +43,53 @@ lab = Lab(globals())
 # On 512 ranks, FSDP leaves a rank of Llama 3.2 3B with 16 Ψ/512 = 0.1 GiB of weights, gradients and optimiser state. Is a GPU
 # of 16 GB enough for *one* sequence of 8192 tokens, with activation checkpointing?
 #
-# **Predict** how many GiB a rank holds at the peak of a step. Replace `None` by your number; it is not graded. The next
-# cell measures it at true size, on fake tensors (about 15 s).
+# **Predict** how many GiB a rank holds at the peak of a step: with the logits of all tokens, and with the loss of lab 05, which computes
+# them in chunks. Replace `None` by your numbers; they are not graded. The next cell measures both at true size, on fake tensors (about 15 s).
 
 # %% id="predict_peak" tags=["prediction"]
-peak_guess = {"GiB at the peak": None}
+peak_guess = {"all logits, GiB": None, "chunked loss, GiB": None}
 
 # %% id="show_why" tags=["demo"]
 import figures
 
+from dlo_lib.kernels import FusedOperation
 from dlo_lib.labkit.predictions import compared, require_numbers
 from dlo_lib.profiling import measure_memory
 
 require_numbers(peak_guess)
 
-report = measure_memory(MODEL, 1, SEQ, checkpointing=True, parallel="fsdp", world_size=RANKS)
-print(compared(peak_guess, {"GiB at the peak": sum(report.at_peak.values()) / 2**30}))
-figures.not_divided(report.at_peak, RANKS)
+peaks = {}
+for form, kernels in (("all logits", "eager"), ("chunked loss", {FusedOperation.LOSS})):
+    peaks[form] = measure_memory(MODEL, 1, SEQ, checkpointing=True, parallel="fsdp", world_size=RANKS, kernels=kernels).at_peak
+print(compared(peak_guess, {f"{form}, GiB": sum(peak.values()) / 2**30 for form, peak in peaks.items()}))
+figures.not_divided(peaks, RANKS)
 
 # %% [markdown] id="why_after"
-# FSDP divides what is *stored*. Each rank still *computes* whole layers for its own sequence, and what a computation needs is
-# whole: the gathered layer, its activations, and above all the logits, one number for each token and each of 128,256 words. More ranks
-# change none of this. There are two more limits:
+# FSDP divides what is *stored*. Each rank still *computes* whole layers for its own sequence. The largest part of what that needs are the logits, one number for
+# each token and each of 128,256 words, and they need no further ranks: the chunked loss removes that bar. What remains is whole on each rank too, and more
+# ranks change none of it:
 #
-# - Each rank needs a separate sequence. With 512 ranks the batch has at least 512 sequences; a larger batch
-#   is not always useful (lab 13).
-# - One block of Llama 3.1 405B has 3.2 billion parameters: 12.8 GB in fp32 while it is whole, and as much again for its whole gradients.
+# - **A block is whole** while it is computed, and so are its gradients.
+# - **One sequence is on one rank**, with its activations. With 512 ranks the batch has at least 512 sequences; a larger batch is not always
+#   useful (lab 13).
+# - **One rank computes its whole sequence.** On more ranks the step becomes no shorter.
 #
+# For Llama 3.2 3B these limits are far away. The cell computes them for larger models.
+
+# %% id="show_limits" tags=["demo"]
+from dataclasses import replace
+
+from dlo_lib.models import model_config
+
+large = model_config("llama-3.1-70b")
+larger = replace(large, hidden=16384, intermediate=53248, num_heads=128, num_layers=126)  # Llama 3.1 405B
+for name, config in {"Llama 3.2 3B": model_config("llama-3.2-3b"), "Llama 3.1 70B": large, "Llama 3.1 405B": larger}.items():
+    one = Llama(replace(config, num_layers=1, vocab_size=8), device="meta").layers[0]
+    in_block = sum(weight.numel() for weight in one.parameters())
+    flops = 6 * 8192 * (config.num_layers * in_block + config.hidden * config.vocab_size)  # without the scores of attention
+    print(f"{name:14}: one block, weights and gradients in bf16, {4 * in_block / 2**30:4.1f} GiB; 8192 tokens take {flops / 400e12:5.1f} s at 400 TFLOP/s")
+
+# %% [markdown] id="why_division"
 # **Tensor parallelism** divides the computation itself: all ranks of a group work on the *same* tokens, and each
 # computes a part of every matrix product.
 #
@@ -79,7 +99,7 @@ figures.not_divided(report.at_peak, RANKS)
 # same columns of Y, complete. By **rows**: each rank has some columns of X and the same rows of A, and gets a matrix of
 # the full size of Y that holds *partial sums*; Y is their sum over the ranks.
 #
-# The figure puts both behind one another, as in Megatron-LM. A colour is a rank.
+# The figure shows one product after the other, as in Megatron-LM: A by columns, then B by rows. A colour is a rank.
 
 # %% id="show_idea" tags=["demo"]
 figures.column_then_row(2)
@@ -212,14 +232,18 @@ lab.check("shard")
 # `bias` may be `None`. Each of them makes one all-reduce: the column layer in backward, the row layer in forward.
 
 # %% nbgrader={"grade_id": "linear", "solution": true}
-def column_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group=None) -> torch.Tensor:
+def column_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group=None
+) -> torch.Tensor:
     """x (..., in), weight (out / t, in) -> (..., out / t): this rank's columns of the output."""
     ### BEGIN SOLUTION
     return F.linear(copy_to_ranks(x, group), weight, bias)
     ### END SOLUTION
 
 
-def row_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group=None) -> torch.Tensor:
+def row_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, group=None
+) -> torch.Tensor:
     """x (..., in / t), weight (out, in / t) -> (..., out): the whole output, on every rank."""
     ### BEGIN SOLUTION
     out = sum_over_ranks(F.linear(x, weight), group)
@@ -242,7 +266,9 @@ lab.check("linear")
 # Before you write: how many all-reduces would two calls of `column_linear` make in backward?
 
 # %% nbgrader={"grade_id": "mlp", "solution": true}
-def parallel_mlp(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, group=None) -> torch.Tensor:
+def parallel_mlp(
+    x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, group=None
+) -> torch.Tensor:
     """x (..., hidden), whole on every rank -> (..., hidden), whole on every rank."""
     ### BEGIN SOLUTION
     x = copy_to_ranks(x, group)  # once for both: their gradients are added before the all-reduce
@@ -318,7 +344,9 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor,
 
 
 # %% nbgrader={"grade_id": "attention", "solution": true}
-def parallel_attention(x: torch.Tensor, q, k, v, o, cos: torch.Tensor, sin: torch.Tensor, group=None) -> torch.Tensor:
+def parallel_attention(
+    x: torch.Tensor, q, k, v, o, cos: torch.Tensor, sin: torch.Tensor, group=None
+) -> torch.Tensor:
     """x (batch, seq, hidden), whole on every rank -> (batch, seq, hidden), whole on every rank."""
     ### BEGIN SOLUTION
     x = copy_to_ranks(x, group)
@@ -395,7 +423,9 @@ def shard_dim(name: str) -> int | None:
     ### END SOLUTION
 
 
-def parallel_block(x: torch.Tensor, block: nn.Module, cos: torch.Tensor, sin: torch.Tensor, group=None) -> torch.Tensor:
+def parallel_block(
+    x: torch.Tensor, block: nn.Module, cos: torch.Tensor, sin: torch.Tensor, group=None
+) -> torch.Tensor:
     """One transformer block with this rank's parts: x (batch, seq, hidden) -> (batch, seq, hidden), both whole."""
     ### BEGIN SOLUTION
     own = block.self_attn
@@ -483,15 +513,24 @@ figures.sent_by_block(sent, bytes_guess)
 # parameters of the block, whatever the number of tokens. The next figure compares both for a block of the real model in 16 bits.
 
 # %% id="show_against_fsdp" tags=["demo"]
-from dlo_lib.models import model_config
-
 real = model_config(MODEL)
 in_block = sum(weight.numel() for weight in Llama(real, device="meta").layers[0].parameters())
 figures.against_fsdp(in_block, real.hidden, world=8)
 
 # %% [markdown] id="grid_text"
-# With many tokens on a rank, tensor parallelism sends more, and its messages cannot hide: the next layer waits for each sum. So t is
-# at most the number of GPUs that a fast link connects, mostly those of one node (8), and the rest of the ranks is used in another way.
+# With many tokens on a rank, tensor parallelism sends more. And the next layer needs each sum, so in the form of this lab nothing is computed during a message. With the sequence
+# parallelism of exercise 10 it can be: **asynchronous tensor parallelism** cuts the product and its message into t pieces of the sequence, and computes one
+# piece while the next one travels (`dlo_lib.parallel.tensor.async_tp`; in PyTorch `torch.distributed._symmetric_memory`). This hides the messages only if a piece takes longer to
+# compute than to send. The cell divides both times, for the all-gather in front of gate and up: 2·s·h·(t-1)/t bytes, and 4·s·h·i/t operations. The number of tokens s and
+# the width h cancel.
+
+# %% id="show_async" tags=["demo"]
+for link, bandwidth in (("NVLink of an H100", 450e9), ("network of 400 Gbit/s a GPU", 50e9)):
+    ratios = {ranks: (4 * large.intermediate / ranks / 400e12) / (2 * (ranks - 1) / ranks / bandwidth) for ranks in (2, 4, 8, 16)}
+    print(f"Llama 3.1 70B, {link}: computing / sending = " + ", ".join(f"{ratio:.1f} (t = {ranks})" for ranks, ratio in ratios.items()))
+
+# %% [markdown] id="grid_intro"
+# Hidden or not, t is thus at most the number of GPUs that a fast link connects, mostly those of one node (8), and the rest of the ranks is used in another way.
 #
 # ## 9 · Two dimensions: TP × DP
 #
@@ -759,7 +798,9 @@ def own_kv_heads(num_kv_heads: int, rank: int, world: int) -> tuple[int, int]:
     ### END SOLUTION
 
 
-def shared_kv_attention(x: torch.Tensor, q, k, v, o, cos, sin, group=None, sharing=None) -> torch.Tensor:
+def shared_kv_attention(
+    x: torch.Tensor, q, k, v, o, cos, sin, group=None, sharing=None
+) -> torch.Tensor:
     """parallel_attention with k and v (d, hidden) that all ranks of the group `sharing` have a copy of."""
     ### BEGIN SOLUTION
     return parallel_attention(x, q, copy_to_ranks(k, sharing), copy_to_ranks(v, sharing), o, cos, sin, group)
@@ -790,7 +831,9 @@ lab.check("kv")
 # (`torch.rand(shape, generator=generator)` draws from [0, 1). `torch.Generator().manual_seed(number)` creates another generator.)
 
 # %% nbgrader={"grade_id": "dropout", "solution": true}
-def dropout_on_ranks(x: torch.Tensor, p: float, differs: bool, generator: torch.Generator, group=None) -> torch.Tensor:
+def dropout_on_ranks(
+    x: torch.Tensor, p: float, differs: bool, generator: torch.Generator, group=None
+) -> torch.Tensor:
     """Return x with a mask that is the same on all ranks of the group, or that differs between them."""
     ### BEGIN SOLUTION
     source = generator
@@ -816,7 +859,7 @@ lab.check("dropout")
 # `DTensor`s, which know how they are cut. `ColwiseParallel` and `RowwiseParallel` are your two layers. `PrepareModuleInput` declares the input of attention
 # and MLP once, which makes one all-reduce of several (your exercise 4). `loss_parallel` is your exercise 7. It passes the checks of exercise 8.
 
-# %% id="check_standard" tags=["demo"]
+# %% id="check_standard" tags=["demo", "read"]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, loss_parallel, parallelize_module
@@ -852,7 +895,7 @@ lab.check("model", instead={"tensor_parallel": with_parallelize_module})
 # The table compares both with one process, for a step of the small Llama on 2 ranks: the shortest forward and backward of several, the bytes of parameters and
 # gradients that a rank holds, and the bytes that it sends with ring algorithms.
 
-# %% id="show_standard" tags=["demo"]
+# %% id="show_standard" tags=["demo", "read"]
 from dlo_lib.labkit.side_by_side import Form, lines_of, table
 
 

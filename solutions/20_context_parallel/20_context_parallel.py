@@ -40,24 +40,25 @@ lab = Lab(globals())
 # on 512 ranks leaves 0.1 GiB of them on each rank, but each rank computes at least one *whole* sequence.
 #
 # **Predict** how many GiB the forward of one sequence of this length keeps for backward. Activations have 16 bits. The loss is computed in fp32, and keeps one
-# tensor of the size of the logits. With activation checkpointing only the input of each block is kept. The model has 28 blocks of width 3072 and a vocabulary of 128,256. Replace `None` by your number; it is not graded. The next cell measures it at
-# true size, on tensors without memory (device `meta`), and measures 1/16 of the sequence as well.
+# tensor of the size of the logits. With activation checkpointing only the input of each block is kept. The model has 28 blocks of width 3072 and a vocabulary of 128,256. And how many with the loss of lab 05, which computes
+# the logits in chunks? Replace `None` by your numbers; they are not graded. The next cell measures both at true size, on tensors without memory (device `meta`), and 1/16 of the sequence as well.
 
 # %% id="predict_kept" tags=["prediction"]
-kept_guess = {"whole sequence, GiB": None}
+kept_guess = {"all logits, GiB": None, "chunked loss, GiB": None}
 
 # %% id="show_why" tags=["demo"]
 from dataclasses import replace
 
 import figures
 
+from dlo_lib.kernels import linear_cross_entropy
 from dlo_lib.labkit.predictions import compared, require_numbers
 from dlo_lib.models import model_config
 
 require_numbers(kept_guess)
 
 
-def kept_for_backward(tokens: int) -> dict[str, int]:
+def kept_for_backward(tokens: int, chunked: bool) -> dict[str, int]:
     """Bytes that the forward of one sequence keeps for backward: of the blocks their inputs, of the rest all."""
     config = model_config(MODEL)
     model = Llama(replace(config, num_layers=0), device="meta", dtype=torch.bfloat16)
@@ -70,19 +71,37 @@ def kept_for_backward(tokens: int) -> dict[str, int]:
     sequence = torch.zeros(1, tokens, dtype=torch.int64, device="meta")
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         x = model.embed_tokens(sequence)
-        F.cross_entropy(model.lm_head(model.norm(x)).float().flatten(0, 1), sequence.flatten())
+        if chunked:
+            linear_cross_entropy(model.norm(x), model.lm_head.weight, sequence)
+        else:
+            F.cross_entropy(model.lm_head(model.norm(x)).float().flatten(0, 1), sequence.flatten())
     rest = sum(tensor.untyped_storage().nbytes() for storage, tensor in saved.items() if storage not in weights)
     return {"inputs of the blocks": config.num_layers * x.nbytes, "norm, logits and loss": rest}
 
 
-kept = {"whole sequence": kept_for_backward(SEQ), "1/16 of it": kept_for_backward(SEQ // 16)}
-print(compared(kept_guess, {"whole sequence, GiB": sum(kept["whole sequence"].values()) / 2**30}))
+kept = {"all logits": kept_for_backward(SEQ, False), "chunked loss": kept_for_backward(SEQ, True), "chunked, 1/16 of the tokens": kept_for_backward(SEQ // 16, True)}
+print(compared(kept_guess, {f"{form}, GiB": sum(kept[form].values()) / 2**30 for form in ("all logits", "chunked loss")}))
 figures.kept(kept)
 
 # %% [markdown] id="why_after"
-# An H100 has 80 GB, so it cannot compute the whole sequence. It could if it computed 1/16 of the *tokens*. Most layers allow this without any message: embedding, norms,
-# MLP and loss treat each token by itself. Only attention connects tokens: each query needs the keys and values of all tokens
-# before it. If every rank gathered them, it would hold the keys and values of the whole sequence, however many ranks there are.
+# With all logits, an H100 of 80 GB cannot compute this sequence. With the chunked loss it can, and no further rank is needed. The limits that remain are the inputs of the blocks, which
+# grow with the tokens and with the model, and the time: one rank computes the whole sequence, and attention grows with its square. (6 operations for each parameter and token, and
+# 6·s²·h for the causal attention of a layer of width h, forward and backward.)
+
+# %% id="show_limits" tags=["demo"]
+for name, tokens in (("llama-3.2-3b", 2**17), ("llama-3.2-3b", 2**20), ("llama-3.1-70b", 2**17)):
+    config = model_config(name)
+    weights = sum(weight.numel() for weight in Llama(replace(config, num_layers=1, vocab_size=8), device="meta").layers[0].parameters())
+    flops = 6 * tokens * (config.num_layers * weights + config.vocab_size * config.hidden) + 6 * tokens**2 * config.num_heads * config.head_dim * config.num_layers
+    inputs, gathered = 2 * tokens * config.hidden * config.num_layers, 2 * 2 * tokens * config.num_kv_heads * config.head_dim
+    print(f"{name:13} {tokens:9,} tokens: inputs of the blocks {inputs / 2**30:4.0f} GiB, {flops / 400e12:5.0f} s at 400 TFLOP/s; keys and values of a layer {gathered / 2**30:.1f} GiB")
+
+# %% [markdown] id="why_division"
+# So the *tokens* are divided: with 1/16 of them, a rank keeps 1/16 of the inputs and computes 1/16. (Of the last bar, most is the gradient of the output matrix, which the loss keeps whole.) Most layers allow this without any message: embedding, norms,
+# MLP and loss treat each token by itself. Only attention connects tokens: each query needs the keys and values of all tokens before it.
+#
+# The simplest form **gathers** the keys and values, one layer at a time. With grouped-query attention they are small, as the last column shows, and Llama 3 was trained in this way; PyTorch's `context_parallel` does it by
+# default. Two costs remain: a rank holds the keys and values of the whole sequence, however many ranks there are, and attention begins when the gather has ended. A **ring** avoids both, and you write one.
 #
 # ## The idea: queries stay, keys and values travel
 #
@@ -93,7 +112,7 @@ figures.kept(kept)
 # %% id="show_idea" tags=["demo"]
 from dlo_lib.labkit.explore import explore
 
-explore(figures.ring, ranks=[2, 3, 4, 6], step=range(6))
+explore(figures.ring, ranks=[2, 3, 4, 6], step=lambda ranks: range(ranks))
 
 # %% [markdown] id="block_text"
 # Two questions remain: how are softmaxes of different blocks merged, and what does the backward need? You begin with one block.
@@ -111,7 +130,9 @@ explore(figures.ring, ranks=[2, 3, 4, 6], step=range(6))
 # the `lse` -inf, and no NaN. `torch.logsumexp` is allowed.
 
 # %% nbgrader={"grade_id": "block", "solution": true}
-def block_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def block_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """q (batch, heads, queries, d), k and v (batch, heads, keys, d), mask (queries, keys) -> out like q, lse (batch, heads, queries)."""
     ### BEGIN SOLUTION
     scores = q @ k.mT / q.shape[-1] ** 0.5
@@ -149,7 +170,9 @@ print(f"the mean of two halves differs from attention by {float((sum(halves) / 2
 # - -inf means no key. A row of two such parts stays at the output 0 and `lse` -inf.
 
 # %% nbgrader={"grade_id": "merge", "solution": true}
-def merge(out: torch.Tensor, lse: torch.Tensor, block_out: torch.Tensor, block_lse: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def merge(
+    out: torch.Tensor, lse: torch.Tensor, block_out: torch.Tensor, block_lse: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """out, block_out (batch, heads, queries, d); lse, block_lse (batch, heads, queries) -> out and lse over the keys of both."""
     ### BEGIN SOLUTION
     total = torch.logaddexp(lse, block_lse)
@@ -269,7 +292,9 @@ def start_shift(tensor: torch.Tensor) -> Shift:
 # The first check may take 15 s, because it starts the processes of the ranks.
 
 # %% nbgrader={"grade_id": "ring", "solution": true}
-def ring_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def ring_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """q, k, v (batch, heads, local, d), positions (world, local) -> out like q, lse (batch, heads, local), over the keys of all ranks."""
     ### BEGIN SOLUTION
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -312,7 +337,9 @@ lab.check("ring")
 # Write `block_backward`. `out` and `lse` are those over all keys. Keys that the mask hides have P = 0, also if their score is large (1000).
 
 # %% nbgrader={"grade_id": "gradient", "solution": true}
-def block_backward(grad, q, k, v, out, lse, mask) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def block_backward(
+    grad, q, k, v, out, lse, mask
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """grad, q, out (batch, heads, queries, d), k, v (batch, heads, keys, d), lse (batch, heads, queries) -> dq, dk, dv of this block."""
     ### BEGIN SOLUTION
     scale = q.shape[-1] ** -0.5
@@ -344,7 +371,9 @@ lab.check("gradient")
 # - return dq, and dk and dv of this rank's keys.
 
 # %% nbgrader={"grade_id": "backward", "solution": true}
-def ring_backward(grad, q, k, v, out, lse, positions) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def ring_backward(
+    grad, q, k, v, out, lse, positions
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """grad, q, k, v, out (batch, heads, local, d), lse (batch, heads, local), positions (world, local) -> dq, dk, dv of this rank."""
     rank, world = dist.get_rank(), dist.get_world_size()
     dq = torch.zeros_like(q)
@@ -486,7 +515,9 @@ figures.triangle(zigzag(16, 4).tolist())
 # multiply the loss by N.)
 
 # %% nbgrader={"grade_id": "loss", "solution": true}
-def shard_batch(tokens: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, own_positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def shard_batch(
+    tokens: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, own_positions: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
     """tokens (batch, seq + 1), cos and sin (seq, d), own_positions (local) -> inputs, targets (batch, local), cos, sin (local, d)."""
     ### BEGIN SOLUTION
     return tokens[:, own_positions], tokens[:, own_positions + 1], cos[own_positions], sin[own_positions]
@@ -660,8 +691,18 @@ print(compared(sent_guess, {form: nbytes / (4 * run[0]) for form, nbytes in sent
 # %% [markdown] id="bytes_after"
 # In the ring all keys and values pass through every rank, so a rank sends nearly the same on any number of ranks. In Ulysses it sends less and less with more ranks. With grouped-query
 # attention, keys and values are small beside q and the output, which only Ulysses sends, so the ring sends less on few ranks (the optional exercise finds on how many).
-# The ring has no limit for N, and its messages hide behind the computation. Both are combined: Ulysses inside a node, where links are fast, and the ring between nodes
-# (`ContextKind.COMBINED` in `dlo_lib.parallel.context`).
+# The ring has no limit for N, and its messages can hide behind the computation, if a rank has enough tokens: a step sends the keys and values of its `local` tokens, 4·local·kv_heads·d bytes in 16 bits,
+# and computes half a block, 2·local²·heads·d operations. With F operations and B bytes a second, sending takes no longer than computing from local = 2·(F/B)·kv_heads/heads tokens on. With fewer, each step
+# waits for its message. The cell computes this number for F = 400 TFLOP/s.
+
+# %% id="show_enough_tokens" tags=["demo"]
+for name in ("llama-3.2-3b", "llama-3.1-70b"):
+    config = model_config(name)
+    enough = {link: 2 * 400e12 / bandwidth * config.num_kv_heads / config.num_heads for link, bandwidth in (("NVLink, 450 GB/s", 450e9), ("network, 50 GB/s", 50e9))}
+    print(f"{name:13} " + ", ".join(f"{link}: from {tokens:,.0f} tokens a rank on" for link, tokens in enough.items()))
+
+# %% [markdown] id="combined_text"
+# Both forms are combined: Ulysses inside a node, where links are fast, and the ring between nodes (`ContextKind.COMBINED` in `dlo_lib.parallel.context`).
 #
 # ## At scale
 #
@@ -784,7 +825,7 @@ explore(sent_by_rank, kv_heads=[64, 32, 8, 1])
 # It knows the attention kernels of GPUs only. The ring below it takes any kernel, also that of the CPU. These functions are private
 # and change: `torch_compat` finds them in each release of PyTorch. Here they pass your checks of exercise 6, in both orders.
 
-# %% id="check_standard" tags=["demo"]
+# %% id="check_standard" tags=["demo", "read"]
 from dlo_lib.torch_compat import pytorch_ring, pytorch_ring_backward
 
 
@@ -826,7 +867,7 @@ lab.check("backward", instead={"ring_attention": with_pytorch})
 # The table compares the forms on 2 ranks, for one layer in the zig-zag order: the shortest forward and backward of several, the bytes that a rank sends, and the lines
 # that you write. For PyTorch these are the four lines of the context manager; the class in the last cell is longer, because it calls private functions. `dlo_lib.parallel.context` changes a whole model with one line, `parallelize_context(model, group)`.
 
-# %% id="show_standard" tags=["demo"]
+# %% id="show_standard" tags=["demo", "read"]
 from dlo_lib.labkit.side_by_side import Form, lines_of, table
 from dlo_lib.parallel.context import ContextKind, ContextParallel, SequencePlacement
 
