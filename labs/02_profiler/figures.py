@@ -86,6 +86,18 @@ def corrections(steps: Mapping[str, Mapping[str, float]], predicted: Mapping[str
     return finish(axes, "x", xlabel="time of a step (ms)", ylim=(len(steps) - 0.4, -0.6), xlim=(0, None))
 
 
+def what_times_show(times: Mapping[str, float]) -> str:
+    """Return whether each of these times, in ms, is shorter than the one before it, as the text says of corrections."""
+    lines = []
+    for (before, old), (after, new) in zip(times.items(), list(times.items())[1:]):
+        if new >= old:
+            lines.append(
+                f"{after}: {new:.2f} ms, not less than {before}: {old:.2f} ms. This disagrees with the text; another program may be at work: "
+                "run the cell again."
+            )
+    return "\n".join(lines) or "Each correction saves time, as the text says."
+
+
 @styled
 def two_tracks(tracks: Mapping[str, tuple[Sequence[tuple[float, float]], Sequence[tuple[float, float]]]]) -> Figure:
     """Draw loading and training of an epoch on two tracks, for two loaders; where both bars are above each other, loading is hidden."""

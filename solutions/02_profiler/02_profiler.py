@@ -43,7 +43,7 @@ lab = Lab(globals())
 # The program classifies small images with a network of three blocks. It has four parts, and each was written by a careful person: a stream of standardised
 # batches, a block that scales its inputs, a meter of the accuracy of each class, and the training step. Read them, but do not search yet.
 
-# %% id="slow" tags=["demo"]
+# %% id="slow" tags=["demo", "read"]
 from torch.profiler import record_function
 
 from dlo_lib.data import generated
@@ -507,6 +507,7 @@ lab.check("batches")
 times, _ = measured({"before": program(), "now": program(Batches)})  # in turns, because other programs use the machine, too
 print(f"load: {times['before']['load']:.2f} ms -> {times['now']['load']:.2f} ms", end="; ")
 print(f"the step: {sum(times['before'].values()):.1f} -> {sum(times['now'].values()):.1f} ms")
+print(figures.what_times_show({"the step before": sum(times["before"].values()), "the step now": sum(times["now"].values())}))
 
 # %% [markdown] id="block_text"
 # ## 7 · Second correction: a dtype that spreads
@@ -543,6 +544,7 @@ lab.check("block")
 times, _ = measured({"before": program(Batches), "now": program(Batches, Block)})
 for name in ("forward", "backward"):
     print(f"{name}: {times['before'][name]:.2f} ms -> {times['now'][name]:.2f} ms")
+print(figures.what_times_show({f"forward and backward {name}": found["forward"] + found["backward"] for name, found in times.items()}))
 
 # %% [markdown] id="accuracy_text"
 # ## 8 · Third correction: a swarm of small operators, and reads
@@ -585,7 +587,7 @@ lab.check("accuracy")
 
 # %% [markdown] id="show_accuracy_text"
 # Now the whole: each row of the figure is a step of the program after one more correction, by the clock, with your predictions. The four programs run
-# in turns, a step of each, so that what else happens on the machine slows all of them.
+# in turns, a step of each, so that what else happens on the machine slows all of them. The line above the figure says if a correction saves nothing here.
 
 # %% id="show_accuracy" tags=["demo"]
 require_numbers(predicted_steps)
@@ -597,6 +599,7 @@ totals = {name: sum(times.values()) for name, times in after.items()}
 print(compared(predicted_steps, totals, "{:.1f} ms".format))
 print("last loss:", ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items()))
 print(f"the program is {sum(before.values()) / totals['metrics']:.1f} times as fast as at the start")
+print(figures.what_times_show({"the step before": sum(before.values())} | {f"the step with {name} corrected": total for name, total in totals.items()}))
 figures.corrections({"before": before, **after}, predicted_steps)
 
 # %% [markdown] id="after_text"

@@ -45,7 +45,7 @@ lab = Lab(globals())
 # enlarges it. A parallel file system needs some milliseconds to open a file, however small it is; here a sleep of `latency` seconds stands in for
 # that. A sleep of `STEP` seconds stands in for the training step of a GPU, which leaves the CPU free.
 
-# %% id="files" tags=["demo"]
+# %% id="files" tags=["demo", "read"]
 import io
 import warnings
 
@@ -231,8 +231,15 @@ figures.throughput(speeds, formula, predicted_speed, CORES)
 # %% [markdown] id="workers_after"
 # The formula assumes that W workers are W times as fast as one. This holds while they **wait**: many requests are under way at the same time. Workers that
 # **compute** share the cores: beyond the number of cores (or below it, if other programs run) more workers bring nothing, and each costs memory. So the formula gives a first
-# number, and a measurement decides. On Jean Zay a GPU has 8 to 24 cores.
-#
+# number, and a measurement decides. How many cores a GPU has differs much between the partitions of Jean Zay, from 3 to 24:
+
+# %% id="show_cores" tags=["demo"]
+from dlo_lib.cluster.site import sites
+
+cores = {name: site.cores_per_gpu for name, site in sites().items() if name.startswith("jean-zay")}
+print("cores for each GPU: " + ", ".join(f"{name} {number}" for name, number in sorted(cores.items(), key=lambda item: item[1])))
+
+# %% [markdown] id="enough_text"
 # The next cell uses your formula for the training of section 1. Does the wait disappear?
 
 # %% id="show_enough" tags=["demo"]
@@ -448,7 +455,9 @@ print(f"files opened in an epoch: {len(FILES)} without shards, {len(files) + 3} 
 # - `mixup(images, labels, partner, lam, classes)`: the mixed images, of the shape and dtype of `images` (`lam` has the same dtype), and their targets. Do not change the arguments.
 
 # %% nbgrader={"grade_id": "mixup", "solution": true}
-def soft_targets(labels: torch.Tensor, partner: torch.Tensor, share: torch.Tensor, classes: int) -> torch.Tensor:
+def soft_targets(
+    labels: torch.Tensor, partner: torch.Tensor, share: torch.Tensor, classes: int
+) -> torch.Tensor:
     """labels (B) int64, partner (B) int64, share (B) of the own label -> probabilities (B, classes)."""
     ### BEGIN SOLUTION
     own = F.one_hot(labels, classes).to(share.dtype)
@@ -456,7 +465,13 @@ def soft_targets(labels: torch.Tensor, partner: torch.Tensor, share: torch.Tenso
     ### END SOLUTION
 
 
-def mixup(images: torch.Tensor, labels: torch.Tensor, partner: torch.Tensor, lam: torch.Tensor, classes: int):
+def mixup(
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    partner: torch.Tensor,
+    lam: torch.Tensor,
+    classes: int,
+):
     """images (B, C, H, W), labels (B), partner (B), lam (B) -> images (B, C, H, W), targets (B, classes)."""
     ### BEGIN SOLUTION
     mixed = torch.lerp(images[partner], images, lam[:, None, None, None])
@@ -485,7 +500,14 @@ lab.check("mixup")
 # Use `soft_targets`. The images keep their dtype, which may be uint8; the targets have that of `lam`. Do not change the arguments.
 
 # %% nbgrader={"grade_id": "cutmix", "solution": true}
-def cutmix(images: torch.Tensor, labels: torch.Tensor, partner: torch.Tensor, lam: torch.Tensor, centres: torch.Tensor, classes: int):
+def cutmix(
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    partner: torch.Tensor,
+    lam: torch.Tensor,
+    centres: torch.Tensor,
+    classes: int,
+):
     """images (B, C, H, W), labels (B), partner (B), lam (B), centres (B, 2) -> images (B, C, H, W), targets (B, classes)."""
     ### BEGIN SOLUTION
     side, inside = (1 - lam).sqrt(), []
@@ -718,7 +740,7 @@ lab.check("scaling")
 
 # %% [markdown] id="leak_text"
 # Statistics of the test set are a **data leak**: what the model sees of an image then depends on the other images of the test. In the cell, each pixel comes in a separate unit, from 0.01 to 100. It trains a linear model without
-# scaling, with the best of several learning rates, and with scaling. Then it tests the same images all together, and one class at a time. With the statistics of the training set an image has one prediction. With those of its group the prediction depends on the company.
+# scaling, with the best of several learning rates, and with scaling. Then it tests the same images all together, and one class at a time. With the statistics of the training set an image has one prediction. With those of its group, its prediction depends on the other images of the group.
 
 # %% id="show_leak" tags=["demo"]
 units = 10 ** torch.empty(64).uniform_(-2, 2, generator=torch.Generator().manual_seed(0))
@@ -944,7 +966,9 @@ figures.seen({name: np.bincount(before + indices, minlength=len(FILES)) for name
 # `per_rank · w // workers` to `per_rank · (w + 1) // workers` of its rank. Return a list of `(shard, first, last)`: the samples `first` to `last − 1` of each shard that it reads, in order, without empty parts.
 
 # %% nbgrader={"grade_id": "ranges", "solution": true}
-def ranges(counts: list[int], rank: int, world: int, worker: int, workers: int) -> list[tuple[int, int, int]]:
+def ranges(
+    counts: list[int], rank: int, world: int, worker: int, workers: int
+) -> list[tuple[int, int, int]]:
     """Return the parts of shards that this worker reads, as (shard, first, last)."""
     ### BEGIN SOLUTION
     per_rank = sum(counts) // world
@@ -974,7 +998,9 @@ lab.check("ranges")
 # without images. Images stay at their places, and `images` is not changed.
 
 # %% nbgrader={"grade_id": "rand_augment", "solution": true}
-def rand_augment(images: torch.Tensor, operations: list, drawn: torch.Tensor, magnitude: float) -> torch.Tensor:
+def rand_augment(
+    images: torch.Tensor, operations: list, drawn: torch.Tensor, magnitude: float
+) -> torch.Tensor:
     """images (B, C, H, W), drawn (rounds, B) int64 -> images (B, C, H, W)."""
     ### BEGIN SOLUTION
     images = images.clone()
