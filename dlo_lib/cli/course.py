@@ -320,7 +320,9 @@ def similar(lab: LabName, course: Course = Path(), as_json: AsJson = False) -> N
         print(json.dumps([asdict(match) for match in matches], indent=1))
         return
     table = Table("one", "other", "evidence", "cells: score", title=f"{info.directory}: {info.title}")
-    for match in matches:
+    unread = [match for match in matches if match.reason]
+    pairs = [match for match in matches if not match.reason]
+    for match in pairs:
         cells = []
         for cell in match.cells:
             elsewhere = "" if cell.of_other in (cell.of_one, match.other) else f", {cell.of_other}"
@@ -328,7 +330,12 @@ def similar(lab: LabName, course: Course = Path(), as_json: AsJson = False) -> N
         table.add_row(
             escape(match.one), escape(match.other), f"{match.evidence:.1f}", escape("\n".join(cells))
         )
-    console.print(table if matches else tr("no two submissions share more than the exercise explains"))
+    console.print(table if pairs else tr("no two submissions share more than the exercise explains"))
+    if unread:
+        closed = Table("student", "cell or file", "why", title=tr("not compared as a whole: read these"))
+        for match in unread:
+            closed.add_row(escape(match.one), escape(match.other), escape(match.reason))
+        console.print(closed)
     folder = grades_folder(opened, info)
     console.print(
         tr("also in {file}; the code is in {code}", file=folder / SIMILAR, code=folder / FRAGMENTS),

@@ -79,38 +79,34 @@ def grade(
     if not (course / SECRET_FILE).is_file():
         raise no_course(course.resolve())  # before nbgrader is imported
     enter_course(course.resolve())
-    # imports torch while this process imports nbgrader
-    service = None if resume or on_slurm else start_client(info, course, unsafe)
-    from dlo_lib.grading.classroom.batch import Done, Options, grade_lab
+    console, stored = Console(), 0
+    with _continued(lambda: stored, info.directory, course):
+        # imports torch while this process imports nbgrader
+        service = None if resume or on_slurm else start_client(info, course, unsafe)
+        with service or nullcontext():
+            from dlo_lib.grading.classroom.batch import Done, Options, grade_lab
 
-    judges: Judges | None = service
-    if on_slurm:
-        from dlo_lib.cli.grade_slurm import Wanted, array_of_judges
+            judges: Judges | None = service
+            if on_slurm:
+                from dlo_lib.cli.grade_slurm import Wanted, array_of_judges
 
-        judges = array_of_judges(info, course, Wanted(array, cores, limit, site, account), unsafe)
+                wanted = Wanted(array, cores, limit, site, account)
+                judges = array_of_judges(info, course, wanted, unsafe)
+            with progress_bar(console) as progress:
+                title = tr("grading {lab}", lab=info.directory)
+                bar = progress.add_task(f"{title}: {tr('the judge starts')}", total=None)
 
-    console = Console()
-    stored = 0
-    with (
-        _continued(lambda: stored, info.directory, course),
-        service or nullcontext(),
-        progress_bar(console) as progress,
-    ):
-        title = tr("grading {lab}", lab=info.directory)
-        bar = progress.add_task(f"{title}: {tr('the judge starts')}", total=None)
+                def show(row: Done) -> None:
+                    nonlocal stored
+                    stored = row.number
+                    progress.update(bar, total=row.of, completed=row.number)
+                    took, points = time.monotonic() - began, f"{row.points:g}/{row.maximum:g}"
+                    line = f"{took:6.1f} s  {escape(row.student)}  {points}  {escape(row.status)}"
+                    progress.console.print(line)
 
-        def show(row: Done) -> None:
-            nonlocal stored
-            stored = row.number
-            progress.update(bar, total=row.of, completed=row.number)
-            points = f"{row.points:g}/{row.maximum:g}"
-            progress.console.print(
-                f"{time.monotonic() - began:6.1f} s  {escape(row.student)}  {points}  {escape(row.status)}"
-            )
-
-        shown = _Running(progress, bar, title)
-        options = Options(jobs or len(os.sched_getaffinity(0)), resume, only, unsafe, keep_manual)
-        table = grade_lab(info, course, show, options, judges, shown)
+                shown = _Running(progress, bar, title)
+                options = Options(jobs or len(os.sched_getaffinity(0)), resume, only, unsafe, keep_manual)
+                table = grade_lab(info, course, show, options, judges, shown)
     console.print(table.shown())
     for note in table.notes:
         console.print(note, soft_wrap=True, markup=False)

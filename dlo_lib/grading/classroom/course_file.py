@@ -42,6 +42,7 @@ from dlo_lib.text import tr
 
 FILE = "course.toml"
 EXPLAIN = ("at once", "after due", "never")
+EXTENDED = 'a time such as 2026-11-30T18:00:00, or a duration such as "2 days"'
 UNITS = {"minute": 60, "min": 60, "hour": 3600, "h": 3600, "day": 86_400, "week": 7 * 86_400}
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(minutes?|min|hours?|h|days?|weeks?)")
 PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
@@ -193,7 +194,7 @@ class _Reader:
         for student, value in self.table(f"{where}.extensions", table.get("extensions", {})).items():
             at = f"{where}.extensions.{student}"
             span = isinstance(value, str) and DURATION.fullmatch(value.strip()) is not None
-            extensions[student] = self.duration(at, value) if span else self.moment(at, value)
+            extensions[student] = self.duration(at, value) if span else self.moment(at, value, EXTENDED)
             end = extensions[student]
             if isinstance(end, datetime) and due is not None and end < due:
                 text = "{file}: {where} ends before the due date: give a later time, or a duration"
@@ -238,14 +239,15 @@ class _Reader:
             return Duration(days=int(seconds) // 86_400)
         return Duration(seconds=seconds)
 
-    def moment(self, where: str, value: object) -> datetime:
+    def moment(self, where: str, value: object, right: str = "") -> datetime:
         if isinstance(value, str):
             with contextlib.suppress(ValueError):  # an ISO time in quotation marks
                 value = datetime.fromisoformat(value) if len(value) > 10 else date.fromisoformat(value)
         if isinstance(value, date) and not isinstance(value, datetime):
             value = datetime.combine(value + timedelta(days=1), time())  # the end of that day
         if not isinstance(value, datetime):
-            raise self.fault(where, value, tr("a time such as 2026-11-30T18:00:00, without quotation marks"))
+            time_only = tr("a time such as 2026-11-30T18:00:00, without quotation marks")
+            raise self.fault(where, value, right or time_only)
         if value.tzinfo is not None:
             return value.astimezone(UTC)
         if self.zone is None:

@@ -39,6 +39,7 @@ class Row:
         here: whether the page is shown in the folder of this lab.
         in_class: what the class knows of the lab, in words; "" without a class that has released it.
         late: the lab is due and nothing is submitted, or the submission is late.
+        feedback: the fetched feedback page, relative to the working directory; "" if there is none.
     """
 
     directory: str
@@ -53,6 +54,7 @@ class Row:
     here: bool
     in_class: str = ""
     late: bool = False
+    feedback: str = ""
 
 
 class StartPage:
@@ -67,6 +69,7 @@ class StartPage:
         states = class_states(labs(), folder)
         self.rows = [_row(standing, folder, states.get(standing.directory)) for standing in found]
         self.has_class = bool(states)
+        to_fetch = any(state.feedback and state.fetched is None for state in states.values())
         self.without = numbers_without_lab([standing.number for standing in found])
         self.next = next((row for row in self.rows if row.core and row.state != DONE), None)
         open_core = [standing for standing in found if standing.core and standing.state != DONE]
@@ -84,6 +87,11 @@ class StartPage:
                 "Electives are optional. Some points are given only in grading.",
                 labs=len(open_core),
                 hours=minutes / 60,
+            ),
+            *(
+                [tr("Fetch feedback in JupyterLab: Nbgrader → Assignment List → Fetch Feedback.")]
+                if to_fetch
+                else []
             ),
         ]
 
@@ -242,6 +250,7 @@ def _row(standing: Standing, folder: Path, in_class: ClassState | None) -> Row:
         here=notebook.parent == Path.cwd(),
         in_class=in_class.said() if in_class is not None else "",
         late=in_class is not None and in_class.is_late,
+        feedback=os.path.relpath(in_class.fetched) if in_class is not None and in_class.fetched else "",
     )
 
 

@@ -149,7 +149,11 @@ def test_a_penalty_counts_the_days_of_the_calendar(read, submitted: str, days: i
             "[labs.13]\ndue = 2026-11-30T18:00:00Z\nextensions = { ada = 2026-11-29T18:00:00Z }",
             "labs.13.extensions.ada ends before the due date",
         ),
-        ("[labs.13]\nextensions = { ada = 'two days' }", "labs.13.extensions.ada is 'two days'"),
+        (
+            "[labs.13]\nextensions = { ada = 'two days' }",
+            "labs.13.extensions.ada is 'two days': write a",
+        ),
+        ("[labs.13]\nextensions = { ada = '2 dags' }", 'or a duration such as "2 days"'),
     ],
 )
 def test_a_fault_is_one_line_with_the_cure(read, tmp_path: Path, text: str, said: str) -> None:

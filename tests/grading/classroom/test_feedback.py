@@ -448,3 +448,21 @@ def test_an_undecodable_name_does_not_stop_other_receipts(course: Path, lab: Lab
     ]
     assert len(pages) == 2
     assert [page for page in pages if "Notebook: small ??.ipynb" in page]
+
+
+def test_formgrader_releases_feedback_on_a_submission_from_a_folder(
+    graded: Path, lab: LabInfo, tmp_path: Path
+) -> None:
+    """Its buttons call nbgrader's steps, which need the secret and the time that a folder lacks."""
+    shutil.copytree(graded, tmp_path / "course", symlinks=True)
+    shutil.rmtree(tmp_path / "course" / "feedback")
+    feedback = tmp_path / "exchange" / "dlo" / "feedback"
+    feedback.mkdir(parents=True)
+    with open(tmp_path / "course" / "nbgrader_config.py", "a", encoding="utf-8") as config:
+        config.write(f"c.Exchange.root = {str(tmp_path / 'exchange')!r}\n")
+    course = open_course(tmp_path / "course")
+    for step in (course.generate_feedback, course.release_feedback):
+        done = step(LAB, "ada")
+        assert done["success"], done
+    (page,) = feedback.iterdir()
+    assert '<meta name="dlo-grade" content="12 12">' in page.read_text(encoding="utf-8")

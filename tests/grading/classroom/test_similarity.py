@@ -13,11 +13,9 @@ from benchmarks.planted_class import Kind, planted_class
 from dlo_lib.grading.classroom import similarity
 from dlo_lib.grading.classroom.fingerprints import K, fingerprints, statements, strings, tokens
 from dlo_lib.grading.classroom.hidden_code import reasons
+from dlo_lib.grading.classroom.matching import Match, compare, least_evidence
 from dlo_lib.grading.classroom.nbgrader_course import open_course
 from dlo_lib.grading.classroom.similarity import (
-    LEAST_EVIDENCE,
-    Match,
-    compare,
     document,
     find_similar,
     given_code,
@@ -124,12 +122,12 @@ def test_a_name_of_the_notebook_that_the_cell_binds_can_be_renamed() -> None:
 
 def test_two_equal_answers_are_more_than_one_of_the_same_size() -> None:
     others = {f"s{number}": {"a": frozenset({-number})} for number in range(1, 21)}
-    first, second = frozenset(range(K * 2)), frozenset(range(K * 2, K * 4))
+    first, second = frozenset(range(K * 3)), frozenset(range(K * 3, K * 6))
     one = {student: {"a": first | second} for student in ("ada", "blaise")}
     two = {student: {"a": first, "b": second} for student in ("ada", "blaise")}
     assert compare(one | others, {}) == []
     (match,) = compare(two | others, {})
-    assert match.evidence == pytest.approx(1.5 * 4)
+    assert match.evidence == pytest.approx(1.5 * 6)
 
 
 def test_text_that_is_not_python_has_tokens_too() -> None:
@@ -222,10 +220,21 @@ def test_the_library_is_among_the_sources(course: Path, small: LabSource, tmp_pa
 
 def test_code_shared_by_much_of_a_class_does_not_count(small: LabSource) -> None:
     copied = document({"quantise": ORIGINAL}, given_code(small))
-    others = {f"s{number}": {"quantise": frozenset({number})} for number in range(20)}
+    others = {f"s{number}": {"quantise": frozenset({number})} for number in range(97)}
     three = {f"c{number}": copied for number in range(3)}
     assert len(compare(three | others, {})) == 3
     assert compare({f"s{number}": copied for number in range(30)}, {}) == []
+
+
+def test_a_pair_of_a_small_class_needs_more_evidence() -> None:
+    """Of 30 students, two may be the only ones with an answer that a hundred would give several times."""
+    copied = {student: {"a": frozenset(range(K * 6))} for student in ("ada", "blaise")}
+    others = {f"s{number}": {"a": frozenset({-number})} for number in range(1, 99)}
+    assert len(compare(copied | others, {})) == 1
+    assert compare(copied | dict(list(others.items())[:28]), {}) == []
+    assert [least_evidence(number) for number in (2, 6, 8, 60, 80, 100, 300)] == pytest.approx(
+        [5.5, 7.2, 8.9, 8.9, 7.2, 5.5, 5.5]
+    )
 
 
 def test_a_class_of_many_different_solutions_has_no_match() -> None:
@@ -249,7 +258,7 @@ def test_copies_in_a_class_of_100_are_found_and_honest_students_are_not_accused(
     assert len(found.keys() & copies.keys()) >= 28
     assert len(found.keys() - copies.keys()) <= 1
     whole = [found[pair] for pair, copy in copies.items() if copy.kind is Kind.RENAMED]
-    assert all(match.cells[0].score > 0.99 and match.evidence > LEAST_EVIDENCE for match in whole)
+    assert all(match.cells[0].score > 0.99 and match.evidence > least_evidence(100) for match in whole)
 
 
 def test_the_list_of_a_course_is_written_and_the_same_each_time(

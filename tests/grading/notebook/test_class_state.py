@@ -111,7 +111,12 @@ def test_points_and_feedback_come_from_the_page_of_the_submission(class_: Class)
     own.parent.mkdir(parents=True)
     own.write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
     assert class_.state().said() == "graded: 7.5 of 9 points"
+    shown = StartPage(class_.labs)
+    (row,) = (row for row in shown.rows if row.directory == LAB)
+    assert row.feedback.endswith(f"/{LAB}/feedback/{stamp}/{lab.name}.html")
+    assert "Fetch feedback" not in " ".join(shown.summary)
     page.write_text(feedback_page(lab, 8.0), encoding="utf-8")  # graded again
+    assert "Fetch feedback" in " ".join(StartPage(class_.labs).summary)
     assert class_.state().said() == "graded: 8 of 9 points; feedback to fetch"
 
 
