@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dlo_lib.cluster.curve_styles import CurveStyles, styles_of
 from dlo_lib.cluster.views import JobView
-from dlo_lib.drawing import new_figure, whole_numbers
+from dlo_lib.drawing import PHASES, new_figure, whole_numbers
 from dlo_lib.errors import UserError
 from dlo_lib.hardware import Gpu, gpu
 from dlo_lib.text import tr
@@ -22,14 +22,7 @@ if TYPE_CHECKING:
     from dlo_lib.train.metrics import Metrics
 
 GIB = 2**30
-# Colours that colour-blind readers can distinguish (after Okabe and Ito, 2008).
-PARTS = {
-    "load": "#999999",
-    "forward": "#56B4E9",
-    "backward": "#0072B2",
-    "optimizer": "#E69F00",
-    "communication": "#D55E00",
-}
+PARTS = {name: PHASES[name] for name in ("load", "forward", "backward", "optimizer", "communication")}
 _LIMIT = "#B00020"
 _MANY, _LETTERS = 12, 60  # labels and their letters that fit below a chart side by side
 _MOST_NAMES = 40  # the same, upright

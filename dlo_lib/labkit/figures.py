@@ -4,9 +4,9 @@ A figure function of a lab carries the decorator :func:`styled`, gets its axes f
 calls :func:`finish` for each of them. A line takes its colour, dashes and marker from :data:`RANKS` or
 :data:`METHODS`, so that colour is never the only difference. The import changes no setting of matplotlib.
 
-The colours are near those of M. Okabe and K. Ito, *Color Universal Design* (2008), and darker, so that white
-text on them has a contrast of 4.5:1 or more, as WCAG 2.1 asks, in both themes. Figures are drawn on white. In
-a dark theme the page inverts their lightness and keeps their hues (``dlo_lib/templates/figure.html.j2``).
+The colours are those of ``dlo_lib.drawing``: white text on them has a contrast of 4.5:1 or more, as WCAG 2.1
+asks, in both themes. Figures are drawn on white. In a dark theme the page inverts their lightness and keeps
+their hues (``dlo_lib/templates/figure.html.j2``).
 """
 
 from __future__ import annotations
@@ -23,15 +23,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from matplotlib.typing import ColorType
 
-from dlo_lib.drawing import new_figure, whole_numbers
+from dlo_lib.drawing import COLOURS, DASHES, RANK_COLOURS, new_figure, whole_numbers
+from dlo_lib.drawing import SKY as SKY
 from dlo_lib.notebook_figure import NotebookFigure
 
-BLUE, VERMILLION, GREEN, WINE = "#13589A", "#C25000", "#0E8256", "#882255"
-BLACK, PINK, BROWN = "#000000", "#AE4A90", "#6B4A00"
-COLOURS = (BLUE, VERMILLION, GREEN, WINE, BLACK, PINK, BROWN)
-"""Of lines and points."""
-SKY, PALE, BACKGROUND = "#7CC4EE", "#D9D9D9", "#FFFFFF"
-"""Of areas, too light for a line."""
+BLUE, VERMILLION, GREEN, WINE, BLACK, PINK, BROWN = COLOURS
+PALE, BACKGROUND = "#D9D9D9", "#FFFFFF"
+"""Of areas, as ``SKY``: too light for a line."""
 LIMIT, MUTED = "#B00020", "#666666"
 """Of what must not be exceeded, and of what explains or serves as a reference."""
 
@@ -73,7 +71,7 @@ class Cycle:
     """
 
     colours: Sequence[str]
-    dashes: Sequence[Any] = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)))
+    dashes: Sequence[Any] = DASHES
     markers: Sequence[str] = ("o", "s", "^", "D", "v", "P", "X", "*")
 
     def __getitem__(self, index: int) -> Style:
@@ -83,7 +81,7 @@ class Cycle:
         return map(self.__getitem__, itertools.count())
 
 
-RANKS = Cycle(COLOURS[:4])
+RANKS = Cycle(RANK_COLOURS)
 METHODS = Cycle(COLOURS)
 
 P = ParamSpec("P")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dlo_lib.drawing import PHASES as PHASE_COLOURS
 from dlo_lib.drawing import new_figure
 from dlo_lib.errors import UserError, require_count
 from dlo_lib.hardware import Gpu
@@ -31,15 +32,7 @@ PHASES = ("load", "forward", "backward", "optimizer", "communication", "metrics"
 """The phases of a step, in the order of the bars; ``other`` follows."""
 HIDEABLE = ("load", "communication")
 """The phases that a step can hide behind its computation."""
-COLOURS = {
-    "load": "#C25000",
-    "forward": "#13589A",
-    "backward": "#7CC4EE",
-    "optimizer": "#0E8256",
-    "communication": "#882255",
-    "metrics": "#6B4A00",
-    "other": "#A6A6A6",
-}
+COLOURS = PHASE_COLOURS
 MIB, GIB = 2**20, 2**30
 MakeStep = Callable[[int], Callable[[Chronometer], object]]
 """Creates the model and a loader for this batch; what it returns trains one step, with its phases named."""

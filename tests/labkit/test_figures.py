@@ -14,6 +14,8 @@ from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
+from dlo_lib import drawing
+from dlo_lib.cluster import dashboard
 from dlo_lib.comm.tracing import timeline
 from dlo_lib.grading.lab.course import source_labs
 from dlo_lib.labkit import figures
@@ -30,7 +32,10 @@ from dlo_lib.labkit.figures import (
     styled,
 )
 from dlo_lib.parallel.pipeline import draw
+from dlo_lib.parallel.pipeline.schedules import one_f_one_b
+from dlo_lib.parallel.pipeline.simulate import simulate
 from dlo_lib.profiling import plot
+from dlo_lib.profiling.technical_check import COLOURS as OF_PHASES
 
 ROOT = Path(__file__).parents[2]
 LABS = [
@@ -92,6 +97,23 @@ def two_lines(**labels) -> matplotlib.figure.Figure:
         axes.plot([0, 1], [index, 2], **look.line(marked=True), label=f"line {index}")
     axes.legend()
     return finish(axes, **labels)
+
+
+def test_a_rank_has_one_colour_in_each_figure() -> None:
+    """In the labs by RANKS, in the drawing of a pipeline, and for more ranks than there are colours."""
+    axes = drawing.new_figure(4, 3).subplots()
+    draw.draw_memory(axes, simulate(one_f_one_b(6, 8)), activations=1.0)
+    for rank, line in enumerate(axes.lines):
+        assert (line.get_color(), drawing.rank_line(rank)) == (
+            RANKS[rank].colour,
+            {"color": RANKS[rank].colour, "linestyle": RANKS[rank].dashes},
+        )
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 6
+
+
+def test_a_phase_has_one_colour_in_the_dashboard_and_in_the_technical_check() -> None:
+    assert dashboard.PARTS.items() <= OF_PHASES.items()
+    assert set(dashboard.PARTS.values()) <= {*COLOURS, drawing.SKY}
 
 
 def test_contrast_is_that_of_wcag() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlo_lib.drawing import new_figure, rows_of_ranks
+from dlo_lib.drawing import new_figure, rank_line, rows_of_ranks
 from dlo_lib.parallel.pipeline.simulate import PerStage, Simulation
 from dlo_lib.parallel.pipeline.table import ActionKind, B, F, I, W
 
@@ -113,7 +113,14 @@ def draw_memory(
     drawn."""
     for rank, track in enumerate(simulation.memory_tracks(activations, for_weights)):
         held = {**dict(track), simulation.makespan: track[-1][1]}
-        axes.step(list(held), list(held.values()), where="post", label=f"rank {rank}", linewidth=1.2)
+        axes.step(
+            list(held),
+            list(held.values()),
+            where="post",
+            label=f"rank {rank}",
+            linewidth=1.2,
+            **rank_line(rank),
+        )
     axes.set_ylabel("activations held")
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
