@@ -105,7 +105,8 @@ def linear_cross_entropy(
     require_targets(targets, tuple(x.shape[:-1]), weight.shape[0], terms, "that of x without hidden")
     if chunk_rows is not None:
         require_count("chunk_rows", chunk_rows)
-    if chunk_rows is None and has_cpu_data(x):
+    dtype = _dtype_of_products(x)
+    if chunk_rows is None and has_cpu_data(x) and dtype == computed_in(dtype):
         cast = weight if torch.is_autocast_enabled(x.device.type) else weight.to(x.dtype)
         return cross_entropy(
             F.linear(x, cast),
@@ -117,7 +118,10 @@ def linear_cross_entropy(
         )
     rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
     flat = targets if targets.ndim == 1 else targets.reshape(-1)
-    chunk = chunk_rows or _rows_of_a_chunk(rows.shape[0], rows.shape[1])
+    # On a CPU all logits are one chunk. In 16 bits, autograd of two operators would round the gradient of the
+    # loss with that of the logits: where the target is unlikely, all these are about -1 times this number.
+    most = max(1, rows.shape[0]) if has_cpu_data(x) else _rows_of_a_chunk(rows.shape[0], rows.shape[1])
+    chunk = chunk_rows or most
     mean = reduction is LossReduction.MEAN
     if torch.compiler.is_compiling():
         total = OPERATORS["linear_losses"](rows, weight, flat, terms, chunk)
@@ -125,7 +129,6 @@ def linear_cross_entropy(
     backend = backend_for(x)
     if is_recorded(rows, weight):
         return apply(_LinearCrossEntropy, rows, weight, flat, terms, mean, chunk, backend)
-    dtype = _dtype_of_products(x)
     with _without_autocast(x):
         losses = chunk_losses(rows.to(dtype), weight.to(dtype), flat, terms, chunk, None, None, backend)
     return reduced(losses, flat, terms, mean, backend)[0]
