@@ -12,12 +12,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # dlo_lib of this copy; it needs no PyTorch here
 
 from dlo_lib.errors import UserError
-from dlo_lib.hub import local_server, lti, rights, slurm_server
+from dlo_lib.hub import accounts, local_server, lti, rights, slurm_server
 from dlo_lib.hub.read_settings import read_settings
 
 c = get_config()  # noqa: F821
 try:
     settings = read_settings(os.environ.get("DLO_HUB") or Path(__file__).with_name("hub.toml"))
+    accounts.require_accounts(settings)
     if settings.kind == "slurm":
         slurm_server.configure_slurm(c, settings)
     else:

@@ -71,7 +71,8 @@ def _examine_pages(settings: HubSettings) -> list[Diagnosis]:
             text = tr("the Hub refuses the doctor's token ({status})", status=error.code)
             return [Diagnosis("hub", False, text, cure, required=True)]
         text = tr("no Hub answers at {url} ({reason})", url=settings.address, reason=error.reason)
-        cure = tr("start it: DLO_HUB={file} jupyterhub --config {config}", file=settings.file, config=_CONFIG)
+        text_of_cure = "systemctl start dlo-hub, or DLO_HUB={file} jupyterhub --config {config}; read its log"
+        cure = tr(text_of_cure, file=settings.file, config=_CONFIG)
         return [Diagnosis("hub", False, text, cure, required=True)]
     found = [Diagnosis("hub", True, tr("{number} users", number=len(users))), *_groups(settings, groups)]
     found += _strangers(settings, users)

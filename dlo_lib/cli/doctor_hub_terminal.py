@@ -37,7 +37,7 @@ def examine_terminal(settings: HubSettings, course: HubCourse, token: str) -> Di
         finally:
             _remove(server, made)
     except (OSError, TimeoutError, KeyError) as error:
-        text = tr("it does not open ({error})", error=error or type(error).__name__)
+        text = tr("it does not open ({error})", error=str(error) or type(error).__name__)
         cure = tr('look for "Service {name}" in the log of the Hub', name=course.name)
         return Diagnosis(name, False, text, cure, required=True)
     program = str(settings.environment / "bin" / "dlo")
@@ -95,6 +95,6 @@ async def _until_answered(socket: Any) -> str:
         if kind == "disconnect":
             break
         said += content[0] if kind == "stdout" else ""
-        if _MARK in said and said.rpartition(_MARK)[2].endswith("\n"):
+        if _MARK in said and "\n" in said.rpartition(_MARK)[2]:
             break
     return said

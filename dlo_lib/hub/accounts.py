@@ -18,6 +18,7 @@ from pathlib import Path
 
 from dlo_lib.errors import UserError
 from dlo_lib.hub.read_settings import NAME
+from dlo_lib.hub.settings import HubSettings
 from dlo_lib.text import tr
 
 FIRST_USER = 1000
@@ -71,6 +72,23 @@ def create_accounts(names: Sequence[str], passwords: Path) -> Accounts:
             file.write(_line(name, password))
             file.flush()  # an account without its password would have to be made anew
     return Accounts(tuple(missing), tuple(name for name, number in known.items() if number is not None))
+
+
+def require_accounts(settings: HubSettings) -> None:
+    """Check that the people in ``hub.toml`` have accounts: the Hub does not start with a name without one.
+
+    Raises:
+        UserError: one has none; the message has the command that creates the account.
+    """
+    people = dict.fromkeys(settings.admins, "admins")
+    for course in settings.courses:
+        listed = () if isinstance(course.students, str) else course.students
+        people |= dict.fromkeys(listed, f"students of {course.name}")
+        people |= dict.fromkeys(course.graders, f"graders of {course.name}")
+    for name, where in people.items():
+        if not has_account(name.lower()):  # the Hub's names have lower case
+            text = "{file}: {name} in {where} has no account here: adduser {name}, or remove the name"
+            raise UserError(tr(text, file=settings.file, name=name.lower(), where=where))
 
 
 def has_account(name: str) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.hub import kubernetes
+from dlo_lib.hub.accounts import require_accounts
 from dlo_lib.hub.dashboards import proxied
 from dlo_lib.hub.extensions import ROLES, SETTINGS, disabled_in_lab, server_extensions, write_style
 from dlo_lib.hub.lti import frame_ancestors
@@ -63,7 +64,8 @@ def prepare(settings: HubSettings) -> Iterator[str]:
     """Create or update everything, and yield a line for each step.
 
     Raises:
-        UserError: the caller is not root, an account is missing, or an account cannot create its course.
+        UserError: the caller is not root, an account of a course or of a person is missing, or an account
+            cannot create its course.
     """
     write_jupyter_folders(settings)
     yield tr("settings of Jupyter: {folder}", folder=settings.folder / "jupyter")
@@ -79,6 +81,7 @@ def prepare(settings: HubSettings) -> Iterator[str]:
                 file=settings.file,
             )
         )
+    require_accounts(settings)
     accounts = {course.name: account_of(course) for course in settings.courses}
     make_exchange(settings, accounts)
     yield tr("exchange: {folder}", folder=settings.exchange)

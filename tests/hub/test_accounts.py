@@ -11,9 +11,11 @@ import pytest
 from dlo_lib.cli.app import app
 from dlo_lib.errors import UserError
 from dlo_lib.hub import accounts
-from dlo_lib.hub.accounts import create_accounts
+from dlo_lib.hub.accounts import create_accounts, require_accounts
+from dlo_lib.hub.read_settings import read_settings
 from dlo_lib.usage import run_app
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "deploy" / "hub" / "hub.toml"
 Ran = list[tuple[list[str], str]]
 
 
@@ -91,6 +93,17 @@ def test_the_command_reads_the_table_of_the_roster(
     )
     assert "1 created, 1 existed" in capsys.readouterr().out
     assert (tmp_path / "new.csv").is_file()
+
+
+def test_people_of_the_file_have_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Hub ends with a traceback at its start if a grader has none."""
+    settings = read_settings(EXAMPLE)
+    known = {"head": 1001, "assistant": 1002}
+    monkeypatch.setattr(accounts, "_number", known.get)
+    require_accounts(settings)
+    del known["assistant"]
+    with pytest.raises(UserError, match=r"hub\.toml: assistant in graders of deep26 .*: adduser assistant"):
+        require_accounts(settings)
 
 
 def test_root_is_an_account_of_the_system() -> None:

@@ -36,6 +36,10 @@ def test_kubernetes_gets_values_and_the_settings_of_jupyter(tmp_path: Path) -> N
 
 def test_a_missing_account_gives_the_command_that_creates_it(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr("dlo_lib.hub.accounts._number", lambda name: None)
+    with pytest.raises(UserError, match=r"head in .* has no account here: adduser head"):
+        run_app(app, "dlo", ["course", "--hub", str(example("hub", tmp_path))])
+    monkeypatch.setattr(folders, "require_accounts", lambda settings: None)
     with pytest.raises(UserError, match=r"no account grader-deep26: useradd --system .* grader-deep26$"):
         run_app(app, "dlo", ["course", "--hub", str(example("hub", tmp_path))])
 
