@@ -14,6 +14,7 @@ from PIL import Image
 
 from dlo_lib.drawing import new_figure
 from dlo_lib.notebook_figure import NotebookFigure
+from dlo_lib.profiling import measure_memory, plot_memory
 
 
 @pytest.fixture
@@ -30,8 +31,52 @@ def figure() -> NotebookFigure:
 
 def test_the_alternative_text_says_what_each_plot_shows(figure: NotebookFigure) -> None:
     assert figure.alternative_text() == (
-        "Plot the time of a ring. time – ms against ranks: ring <&> from 2.5 at 1 to 20 at 8. "
-        "bytes: sent, 3 bars from 1 to 5."
+        "time – ms against ranks: ring <&> from 2.5 at 1 to 20 at 8. "
+        "bytes: sent, 3 bars, largest 5 at 1, smallest 1 at 0."
+    )
+
+
+def test_the_highest_and_the_lowest_point_between_the_ends_are_named() -> None:
+    figure = new_figure(4, 3)
+    axes = figure.subplots()
+    axes.plot([0, 1, 2, 3], [2, 9, 1, 4], label="held")
+    axes.plot([0, 1, 2, 3], [1, 2, 3, 4], label="rises")
+    axes.axhline(7.5, label="usable")
+    text = "held from 2 at 0 to 4 at 3, highest 9 at 1, lowest 1 at 2; rises from 1 at 0 to 4 at 3; "
+    assert figure.alternative_text() == f"{text}usable, a line at 7.5."
+
+
+def test_parts_of_one_bar_and_areas_are_named() -> None:
+    figure = new_figure(4, 3)
+    left, right = figure.subplots(1, 2)
+    left.barh([0], [3], label="weights")
+    left.barh([0], [5], left=[3], label="logits")
+    left.set_yticks([0], ["one rank"])
+    right.fill_between([0, 1], [1, 2], label="gradients")
+    text = "weights 3 at one rank; logits 5 at one rank. areas, from below: gradients."
+    assert figure.alternative_text() == text
+
+
+def test_of_a_drawing_of_boxes_the_texts_in_it_and_the_summary_are_said() -> None:
+    figure = new_figure(4, 3)
+    axes = figure.subplots()
+    axes.set_title("step 2")
+    for rank in range(3):
+        axes.text(rank, 0, f"rank {rank}\nsends")
+    figure.summary = "One step of a ring."
+    assert (
+        figure.alternative_text() == "step 2: rank 0 sends; rank 1 sends; rank 2 sends. One step of a ring."
+    )
+
+
+def test_the_memory_of_a_step_is_told_by_its_peak() -> None:
+    report = measure_memory("tiny", batch=1, seq=16, parallel="none")
+    text = plot_memory(report, limit_bytes=2**30, title="one step").alternative_text()
+    peak = report.peak_bytes / 2**30
+    assert re.match(
+        rf"The memory held rises to a peak of {peak:.1f} GiB during \w+: [\w ]+ \d\.\d(, [\w ]+ \d\.\d)*\. "
+        r"The step begins with \d\.\d and ends with \d\.\d GiB\. The peak is below the 1\.0 GiB",
+        text,
     )
 
 

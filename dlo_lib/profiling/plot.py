@@ -5,6 +5,7 @@ matplotlib is imported only when a figure is drawn, so that measurements do not 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,6 +51,8 @@ def plot_memory(
         title: the title of the axes.
         ax: the axes to draw into; by default those of a new figure.
     """
+    from dlo_lib.notebook_figure import NotebookFigure
+
     if ax is None:
         ax = new_figure(9, 4.5).subplots()
     held = {part: report.timeline[part][report.begin :] / GIB for part in COLOURS}
@@ -98,7 +101,28 @@ def plot_memory(
     ax.legend(handles[::-1], labels[::-1], loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     whole = ax.get_figure(root=True)
     assert whole is not None
+    if isinstance(whole, NotebookFigure) and len(whole.axes) == 1:
+        whole.facts = _facts(report, held, total, limit_bytes)
     return whole
+
+
+def _facts(
+    report: MemoryReport, held: Mapping[Part, np.ndarray], total: np.ndarray, limit_bytes: int | None
+) -> str:
+    """Return sentences for the alternative text: the peak, its phase, its largest parts, and the end."""
+    peak = int(total.argmax())
+    phase = report.events[report.begin + peak].phase
+    parts = sorted(held, key=lambda part: -held[part][peak])[:3]
+    largest = ", ".join(f"{part.value} {held[part][peak]:.1f}" for part in parts if held[part][peak] > 0)
+    during = f" during {phase.value}" if phase is not None else ""
+    said = (
+        f"The memory held rises to a peak of {total[peak]:.1f} GiB{during}: {largest}. "
+        f"The step begins with {total[0]:.1f} and ends with {total[-1]:.1f} GiB."
+    )
+    if limit_bytes is None:
+        return said
+    side = "above" if total[peak] > limit_bytes / GIB else "below"
+    return f"{said} The peak is {side} the {limit_bytes / GIB:.1f} GiB that are usable."
 
 
 def _mark_phases(ax: Axes, report: MemoryReport, top: float) -> None:
