@@ -54,7 +54,7 @@ def test_the_gradient_of_the_loss_is_applied_to_both_gradients(backend, rows):
 
 @pytest.mark.parametrize("rows", [*CHUNKS, None])
 def test_the_gradient_of_the_loss_is_not_rounded(rows):
-    """1 / 3 in bf16 is 0.3340. Multiplied by it, all gradients would be 0.2 % too large. None: that of a CPU."""
+    """1 / 3 in bf16 is 0.3340. Multiplied by it, all gradients would be 0.2 % too large. None: of a CPU."""
     x, w = random(64, 16, dtype=torch.bfloat16), random(64, 16, dtype=torch.bfloat16, seed=1)
     targets = torch.arange(64)
     ratios = []
