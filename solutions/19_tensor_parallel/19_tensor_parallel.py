@@ -302,7 +302,7 @@ def parallel_embedding(tokens: torch.Tensor, weight: torch.Tensor, group=None) -
     rows = tokens - dist.get_rank(group) * len(weight)
     own = (rows >= 0) & (rows < len(weight))
     found = F.embedding(rows.where(own, 0), weight)
-    return sum_over_ranks(found * own.unsqueeze(-1), group)
+    return sum_over_ranks(found.where(own.unsqueeze(-1), 0), group)
     ### END SOLUTION
 
 
@@ -364,7 +364,7 @@ lab.check("attention")
 # The output projection is column parallel: each rank has the logits of V/t words for all tokens. If the ranks gathered them, each would hold
 # the largest bar of the first figure again. The cross-entropy of one token with logits z and target y needs less:
 #
-# > loss = log Σ exp(z_j - m) - (z_y - m),  with m = max z_j, so that no exponential overflows
+# $$\mathrm{loss} = \log \sum_j e^{z_j - m} - (z_y - m), \qquad m = \max_j z_j, \text{ so that no exponential overflows}$$
 #
 # Of each token, a rank needs from the others only three numbers: the maximum, the sum of exponentials, and the logit of the target, which
 # one of the ranks has.
@@ -390,7 +390,7 @@ def parallel_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, group=No
     words = targets - dist.get_rank(group) * logits.shape[-1]
     own = (words >= 0) & (words < logits.shape[-1])
     found = logits.gather(-1, words.where(own, 0).unsqueeze(-1)).squeeze(-1)
-    return (total.log() - sum_over_ranks(found * own, group)).mean()
+    return (total.log() - sum_over_ranks(found.where(own, 0), group)).mean()
     ### END SOLUTION
 
 

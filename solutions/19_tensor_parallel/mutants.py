@@ -125,7 +125,7 @@ MUTANTS = [
         "Tokens of other ranks look up row 0",
         "check_embedding",
         says="this contribution must be zero (row 0)",
-        replace={"sum_over_ranks(found * own.unsqueeze(-1), group)": "sum_over_ranks(found, group)"},
+        replace={"sum_over_ranks(found.where(own.unsqueeze(-1), 0), group)": "sum_over_ranks(found, group)"},
         also=("check_embedding_traffic",),
     ),
     Mutant(
