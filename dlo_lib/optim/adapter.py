@@ -36,8 +36,10 @@ class ScheduleLR(LRScheduler):
 
     def get_lr(self) -> list[Any]:
         """Return the learning rate of each group for the next step; set the momentum, as PyTorch's schedulers
-        do.
+        do. The peak of a group that was added later is the ``lr`` that it was added with.
         """
+        for group in self.optimizer.param_groups[len(self.base_lrs) :]:
+            self.base_lrs.append(group.setdefault("initial_lr", group["lr"]))
         if isinstance(self.schedule, MomentumSchedule):
             momentum = self.schedule.momentum(self.last_epoch)
             for group in self.optimizer.param_groups:
@@ -52,6 +54,17 @@ class ScheduleLR(LRScheduler):
         return {"step": self.last_epoch, "peaks": list(self.base_lrs)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the step and the peaks, and set the learning rates.
+
+        Raises:
+            UserError: the optimiser has another number of parameter groups.
+        """
+        saved, held = len(state_dict["peaks"]), len(self.optimizer.param_groups)
+        if saved != held:
+            raise UserError(
+                f"the schedule was saved with {saved} parameter groups, the optimiser has {held}: "
+                "add the same groups before loading"
+            )
         self.last_epoch, self.base_lrs = state_dict["step"], list(state_dict["peaks"])
         self._last_lr = self.get_lr()
         for group, lr in zip(self.optimizer.param_groups, self._last_lr, strict=True):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,9 @@ class HeldMemory:
     """
 
     def __init__(self, params: Mapping[nn.Parameter, str], wrapper: str) -> None:
-        self._params, self._names, self._wrapper = list(params), list(params.values()), wrapper
+        # Tensors of other classes, such as the fake ones of a simulation, have no address.
+        held = {param: name for param, name in params.items() if type(param) in (Tensor, nn.Parameter)}
+        self._params, self._names, self._wrapper = list(held), list(held.values()), wrapper
         self._found = self._look()
 
     def _look(self) -> tuple[list[int], list[object]]:
@@ -79,7 +82,9 @@ class HeldModule:
     def _accept(self) -> None:
         """Take the modules of ``root``, whose parameters are known, as they are now."""
         self._modules = list(self._root.modules())  # kept, because a new object may get the id of a freed one
-        self._dicts = [held for module in self._modules for held in (module._modules, module._parameters)]
+        self._dicts: list[dict[str, Any]] = [
+            held for module in self._modules for held in (module._modules, module._parameters)
+        ]
         self._known = self._known_params | {id(None), *map(id, self._modules)}
 
     def check(self) -> None:
@@ -143,8 +148,8 @@ def refuse_max_norm(module: nn.Module) -> None:
     for name, inner in module.named_modules():
         if isinstance(inner, nn.Embedding | nn.EmbeddingBag) and inner.max_norm is not None:
             raise UserError(
-                f"{name or 'the embedding'} has max_norm={inner.max_norm}, which rewrites its weight in forward "
-                "with the tokens of one rank, so that the ranks would hold different weights: "
+                f"{name or 'the embedding'} has max_norm={inner.max_norm}, which rewrites its weight in "
+                "forward with the tokens of one rank, so that the ranks would hold different weights: "
                 "leave max_norm out, and limit the norm of the rows in place after each step of the optimiser"
             )
 

@@ -179,6 +179,19 @@ def test_a_resumed_run_equals_an_uninterrupted_one(schedule):
     )
 
 
+def test_a_group_that_is_added_later_follows_the_schedule_from_its_own_peak():
+    first = optimizer()
+    scheduler = ScheduleLR(first, Step(1, 0.5))
+    peaks = [*scheduler.base_lrs, 0.25]
+    first.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": peaks[-1]})
+    for factor in (0.5, 0.25):
+        first.step()
+        scheduler.step()
+        assert [group["lr"] for group in first.param_groups] == [factor * peak for peak in peaks]
+    with pytest.raises(UserError, match=f"saved with {len(peaks)} parameter groups, the optimiser has"):
+        ScheduleLR(optimizer(), Step(2, 0.5)).load_state_dict(scheduler.state_dict())
+
+
 def test_the_order_of_loading_does_not_matter():
     for optimizer_first in (True, False):
         first = ScheduleLR(optimizer(), OneCycle(STEPS))

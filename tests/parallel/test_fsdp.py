@@ -377,6 +377,9 @@ def test_compiled_blocks_learn_the_same_and_share_one_graph(first):
             for mine, its in zip(model.parameters(), twin.parameters()):
                 torch.testing.assert_close(mine.grad, its.grad)
             assert all(unit.state is ShardedState.SHARDED for unit in model.units)
+        for whole in (lambda: torch.compile(twin, backend="eager")(tokens()), twin.compile):
+            with pytest.raises(UserError, match=r"as a whole is not supported.*compile_blocks"):
+                whole()
         return graphs
 
     assert run_ranks(learned, 2) == [1, 1]

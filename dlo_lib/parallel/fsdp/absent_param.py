@@ -2,8 +2,8 @@
 
 A forward may read a parameter of another module, for example ``x @ self.embedding.weight.T``. In the forward
 of that module the parameter is whole. Outside of it, a rank has only its rows, with which many operations
-compute something wrong without an error. An ``AbsentParam`` has the shape and the dtype of the whole parameter,
-and refuses every computation.
+compute something wrong without an error. An ``AbsentParam`` has the shape and the dtype of the whole
+parameter, and refuses every computation.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AbsentParam(Tensor):
 def used_outside(name: str) -> str:
     """Return the message for a parameter that is used where a rank has only its rows."""
     return (
-        f"{name} is used outside of the forward of its module, where FSDP has only the rows of this rank: use "
-        "it in that forward, or tie the two parameters (a tied parameter is whole in both modules); call "
+        f"{name} is used outside of the forward of its module, where FSDP has only the rows of this rank: "
+        "use it in that forward, or tie the two parameters (a tied parameter is whole in both modules); call "
         "another method of the model by model.call_method(name, ...)"
     )

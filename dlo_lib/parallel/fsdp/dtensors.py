@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from dlo_lib.errors import UserError
+from dlo_lib.parallel.sharding.elementwise import updates_elements
+from dlo_lib.parallel.sharding.sharded_grad import ShardedGrad, plain
 from dlo_lib.torch_compat import is_dtensor_class
 
 # torch.distributed.tensor takes 1 s of CPU time to import: only a process that needs a DTensor imports it.
@@ -120,8 +122,8 @@ def show_dtensors(module: nn.Module, shards: Mapping[str, nn.Parameter]) -> None
 
 
 def refuse_copy(self: Any, protocol: Any) -> Any:
-    """Serves as ``__reduce_ex__`` of what the hooks of FSDP hold, so that a module with them is not copied. The
-    parameters of a copy would be plain tensors with the rows of this rank."""
+    """Serves as ``__reduce_ex__`` of what the hooks of FSDP hold, so that a module with them is not copied.
+    The parameters of a copy would be plain tensors with the rows of this rank."""
     raise UserError(
         "a module inside FSDP cannot be copied or pickled, because it holds the rows of one rank: copy it "
         "before wrapping, or load full_state_dict() into a module that is not wrapped"
@@ -167,23 +169,43 @@ def _load_params(
 # -- the optimiser
 
 _seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+_states: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+"""For how many shards an optimiser had a state after its last step."""
 
 
 @functools.cache
 def show_optimizer_dtensors() -> None:
     """Do the same for the optimisers of shards, from their first step on."""
     register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if optimizer in _seen:
         return
+    groups = {spec.group for spec in map(spec_of, _params(optimizer)) if spec is not None}
+    if any(dist.get_world_size(group) > 1 for group in groups) and not updates_elements(optimizer):
+        name = type(optimizer).__name__
+        raise UserError(
+            f"{name} does not update each element by itself, and FSDP gives it the rows of this rank: "
+            f"use AdamW, SGD or another elementwise optimiser, or DDP with ShardedOptimizer(params, {name}), "
+            "which updates whole parameters"
+        )
     _seen.add(optimizer)
-    if any(spec_of(param) is not None for param in _params(optimizer)):
+    if groups:
+        _states[optimizer] = 0
         optimizer.register_state_dict_post_hook(_save_optimizer)
         optimizer.register_load_state_dict_pre_hook(_load_optimizer)
         for param, values in optimizer.state.items():  # loaded before the hooks were there
             values.update(_parts(param, values))
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    """Make the state plain tensors. The momentum of SGD begins as a clone of the gradient."""
+    if optimizer in _states and _states[optimizer] != len(optimizer.state):
+        _states[optimizer] = len(optimizer.state)
+        for values in optimizer.state.values():
+            values |= {key: plain(value) for key, value in values.items() if isinstance(value, ShardedGrad)}
 
 
 def _params(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -1,9 +1,9 @@
 """Changes of a module after FSDP has wrapped it: what FSDP follows, and what it refuses.
 
 Freezing and thawing a parameter that was trained when it was wrapped is followed. New parameters, other
-memory, another dtype, and training a parameter that was frozen are refused (``parallel.held_params``). So is a
-gradient that autograd computes for a shard itself, because a computation has then used the rows of this rank in
-place of the whole parameter.
+memory, another dtype, and training a parameter that was frozen are refused (``parallel.held_params``). So is
+a gradient that autograd computes for a shard itself, because a computation has then used the rows of this
+rank in place of the whole parameter.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -121,7 +122,7 @@ class FSDPParamGroup:
         self.missing = len(self.trained)  # the number of gradients that this pass has not computed yet
         # The node of autograd that accumulates a gradient. All trained parameters of a unit share its fate.
         self._accumulator = get_gradient_edge(self.trained[0].whole).node if self.trained else None
-        self._grad_scope = GradScope([layout.group], layout.device)
+        self._grad_scope = GradScope([layout.group], layout.device, rows=True)
         self._packed: Tensor | None = None
         self._pack_views: dict[FSDPParam, list[tuple[Tensor, slice]]] = {}
         self._reduced: Tensor | None = None
@@ -174,7 +175,7 @@ class FSDPParamGroup:
 
     def _swap_params(self, whole: bool) -> None:
         for param in self.fsdp_params:
-            chosen = param.whole if whole else param.absent if self._hidden else param.shard
+            chosen: Any = param.whole if whole else param.absent if self._hidden else param.shard
             for module, attribute in param.owners:
                 module._parameters[attribute] = chosen
 

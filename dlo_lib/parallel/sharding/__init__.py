@@ -5,3 +5,5 @@
 shards, and with ``sharded_grad`` PyTorch's own clipping and loss scaling do the same. Imports
 ``backward_pass``.
 """
+
+from dlo_lib.parallel.sharding import grad_functions  # noqa: F401 - defines the functions of gradients

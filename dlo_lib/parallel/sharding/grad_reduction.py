@@ -235,7 +235,7 @@ def divisors(ranks: int, dtype: torch.dtype) -> tuple[int, float]:
     product is ``ranks``.
 
     A sum in fp16 overflows above 65504, and small gradients that are divided first underflow. Therefore about
-    the square root of ``ranks`` comes first, as in PyTorch's ``fully_shard``. Other dtypes have a wider range.
+    the square root of ``ranks`` comes first, as in PyTorch's ``fully_shard``. Other dtypes have more range.
     """
     before = 1
     while dtype is torch.float16 and ranks % before == 0 and ranks / before > before:

@@ -4,12 +4,16 @@
 tensors each rank would get the norm of its shards, and would detect only the overflows of its shards. The
 classes of this module compute these functions over all ranks:
 
-    torch.linalg.vector_norm, torch.norm, Tensor.norm, torch._foreach_norm    one all-reduce of the norms
+    norms: torch.linalg.vector_norm, torch.norm, torch._foreach_norm          one all-reduce of the norms
+    sum, mean, max, min, amax, amin, any, all                                 one or two of a scalar
     torch._amp_foreach_non_finite_check_and_unscale_                          one all-reduce of the flag
 
-All other functions compute on the part of this rank and return plain tensors, so an optimiser does not notice
-the class. A ``ShardedGrad`` is the part itself. A ``RemoteGrad`` stands in ``.grad`` of a whole parameter
-whose averaged gradient is elsewhere, in the shards of ZeRO stage 2; it holds no memory.
+Elementwise functions compute on the part of this rank, and their results are parts as well: the norm of
+``gradient.float()`` is that of the whole. Functions that mix elements of several ranks are refused
+(``sharding.operations``). ``sharding.grad_functions`` defines the functions over all ranks.
+
+A ``ShardedGrad`` is the part itself. A ``RemoteGrad`` stands in ``.grad`` of a whole parameter whose averaged
+gradient is elsewhere, in the shards of ZeRO stage 2; it holds no memory.
 
 The gradients of PyTorch's ``fully_shard`` are ``DTensor``s, which do the same for all operators. The classes
 of this module cost less: a few microseconds a call.
@@ -17,9 +21,9 @@ of this module cost less: a few microseconds a call.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import torch
@@ -27,6 +31,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
+from dlo_lib.parallel.sharding.operations import Effect, effect_of, name_of
+
+OVER_RANKS: dict[Any, Callable[..., Any]] = {}
+"""The functions that are computed over all ranks. ``grad_functions`` fills it."""
+IN_PLACE: dict[Any, Callable[..., Any]] = {}
+"""The functions that change the part of a ``RemoteGrad`` in place."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +47,13 @@ class GradScope:
         groups: the groups, one for each mesh dimension, whose ranks hold different parts.
         device: the device on which the groups communicate.
         refusal: "", or the message of a ``UserError`` that the functions over all ranks raise.
+        rows: whether the parts are rows, so that a sum over other dimensions than the first is one of a rank.
     """
 
     groups: Sequence[dist.ProcessGroup]
     device: torch.device
     refusal: str = ""
+    rows: bool = False
 
 
 class ShardedGrad(Tensor):
@@ -51,14 +63,17 @@ class ShardedGrad(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        handler = _OVER_RANKS.get(func)
-        if handler is not None:
-            done = handler(*args, **(kwargs or {}))
-            if done is not NotImplemented:
-                return done
+        if func in OVER_RANKS:
+            return OVER_RANKS[func](*args, **(kwargs or {}))
+        effect, name = effect_of(func), name_of(func)
+        writes = name[-1] == "_" != name[-2:-1]
+        if effect is Effect.MIXED and (writes or "out" in (kwargs or {})):
+            raise UserError(mixes(name))
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
-        return mark(result, args[0].scope) if func in _SAME_GRADIENT else result
+        return (
+            result if effect is Effect.PLAIN or writes else _mark_results(result, args, kwargs, effect, name)
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         return mark(plain_part(self), self.scope)
@@ -68,10 +83,15 @@ class ShardedGrad(Tensor):
         return plain_part(self).__reduce_ex__(protocol)
 
 
+def plain(grad: Tensor) -> Tensor:
+    """Return the part of ``grad`` that this rank holds as a plain tensor with the same memory."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return local_grad(grad).detach().as_subclass(Tensor)  # type: ignore[arg-type]
+
+
 def plain_part(grad: Tensor) -> Tensor:
     """Return a copy of the part of ``grad`` that this rank holds, a plain tensor."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return local_grad(grad).detach().as_subclass(Tensor).clone()  # type: ignore[arg-type]
+    return plain(grad).clone()
 
 
 def mark(grad: Tensor, scope: GradScope) -> Tensor:
@@ -85,6 +105,52 @@ def mark(grad: Tensor, scope: GradScope) -> Tensor:
         if isinstance(grad, ShardedGrad | RemoteGrad):
             grad.scope = scope
     return grad
+
+
+def _mark_results(result: Any, args: Any, kwargs: Any, effect: Effect, name: str) -> Any:
+    """Mark the new tensors of ``result`` as parts of the gradients among the arguments.
+
+    Raises:
+        UserError: there are new tensors, and the operation mixes elements of several ranks.
+    """
+    results = result if isinstance(result, list | tuple) else (result,)
+    if not any(type(tensor) is Tensor for tensor in results):
+        return result
+    given: list[Any] = []
+    for value in (*args, *(kwargs or {}).values()):
+        given.extend(value) if isinstance(value, list | tuple) else given.append(value)
+    known = {id(tensor) for tensor in given}
+    new = [tensor for tensor in results if type(tensor) is Tensor and id(tensor) not in known]
+    if not new:
+        return result
+    if effect is Effect.MIXED:
+        raise UserError(mixes(name))
+    parts = [tensor for tensor in given if isinstance(tensor, ShardedGrad)]
+    each = len(parts) == len(new)  # a function of lists
+    for number, tensor in enumerate(new):
+        part = parts[number if each else 0]
+        scope = part.scope
+        if effect is Effect.SELECTION:
+            scope = replace(scope, refusal=scope.refusal or _SELECTED)
+        elif scope.rows and tensor.shape != part.shape:
+            scope = replace(scope, rows=False)
+        mark(tensor, scope)
+    return result
+
+
+_SELECTED = (
+    "this is a selection from the rows of one rank, whose norm or sum concerns no whole gradient: "
+    "take the norm of the gradient itself"
+)
+
+
+def mixes(name: str) -> str:
+    """Return the message for a function of all elements that has no form over all ranks."""
+    return (
+        f"{name} mixes elements of a gradient of which this rank holds a part: use elementwise functions, or "
+        "norms, sums, means and extrema of all elements, which are those of the whole gradient; "
+        "for others use DDP"
+    )
 
 
 class RemoteGrad(Tensor):
@@ -119,7 +185,7 @@ class RemoteGrad(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        handler = _OVER_RANKS.get(func) or _IN_PLACE.get(func)
+        handler = OVER_RANKS.get(func) or IN_PLACE.get(func)
         if handler is not None:
             done = handler(*args, **(kwargs or {}))
             if done is not NotImplemented:
@@ -155,7 +221,7 @@ def sum_of_parts(local: Tensor, power: float, scope: GradScope) -> Tensor:
     if scope.refusal:
         raise UserError(scope.refusal)
     values = local.to(scope.device, torch.float64)
-    how = {math.inf: dist.ReduceOp.MAX, -math.inf: dist.ReduceOp.MIN}.get(power, dist.ReduceOp.SUM)
+    how = {inf: dist.ReduceOp.MAX, -inf: dist.ReduceOp.MIN}.get(power, dist.ReduceOp.SUM)
     additive = how is dist.ReduceOp.SUM and power != 0  # the 0-norm counts elements
     if additive:
         values = values**power
@@ -170,101 +236,10 @@ def norm_of_part(part: Tensor, power: float) -> Tensor:
     """Return the ``power``-norm of the elements of ``part``, (); of no elements, the value that changes no
     result of the other ranks."""
     if part.numel() == 0:
-        return part.new_full((), math.inf if power == -math.inf else 0.0)
+        return part.new_full((), inf if power == -inf else 0.0)
     return torch.linalg.vector_norm(part, power)
 
 
 def local_grad(grad: Tensor) -> Tensor:
     """Return the part of ``grad`` that this rank holds."""
     return grad.part() if isinstance(grad, RemoteGrad) else grad
-
-
-def _norms(grads: Sequence[Tensor], power: Any = 2) -> list[Tensor]:
-    """Return the norm of each gradient over all ranks, in the order of ``grads``; plain ones are whole."""
-    power = float(power)
-    with torch._C.DisableTorchFunctionSubclass():
-        norms = [norm_of_part(local_grad(grad), power) for grad in grads]
-        by_scope: dict[GradScope, list[int]] = {}
-        for number, grad in enumerate(grads):
-            if isinstance(grad, ShardedGrad | RemoteGrad):
-                by_scope.setdefault(grad.scope, []).append(number)
-        for scope, numbers in by_scope.items():
-            of_whole = sum_of_parts(torch.stack([norms[number] for number in numbers]), power, scope)
-            for number, value in zip(numbers, of_whole.unbind()):
-                norms[number] = value
-    return norms
-
-
-def _vector_norm(x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
-    if dim is not None or keepdim or options:
-        return NotImplemented
-    return _norms([x], ord)[0]
-
-
-def _norm(input: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, **options: Any) -> Any:
-    if isinstance(p, str) and p != "fro":
-        return NotImplemented
-    return _vector_norm(input, 2 if p is None or isinstance(p, str) else p, dim, keepdim)
-
-
-def _foreach_norm(self: Sequence[Tensor], ord: Any = 2, dtype: Any = None) -> Any:
-    return NotImplemented if dtype is not None else _norms(self, ord)
-
-
-def _unscale(self: Sequence[Tensor], found_inf: Tensor, inv_scale: Tensor) -> None:
-    """Multiply the gradients by ``inv_scale``; set ``found_inf`` to 1 if one is not finite on any rank."""
-    scopes = [grad.scope for grad in self if isinstance(grad, ShardedGrad | RemoteGrad)]
-    for scope in scopes:
-        if scope.refusal:
-            raise UserError(scope.refusal)
-    with torch._C.DisableTorchFunctionSubclass():
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for part in map(local_grad, self):
-            by_dtype.setdefault(part.dtype, []).append(part)
-        for parts in by_dtype.values():
-            torch._amp_foreach_non_finite_check_and_unscale_(parts, found_inf, inv_scale)
-        flag = found_inf.to(scopes[0].device)
-        # Tensor-parallel parts are over more groups than whole parameters.
-        for group in dict.fromkeys(group for scope in scopes for group in scope.groups):
-            dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
-        found_inf.copy_(flag)
-
-
-def _scale(self: Tensor, factor: Any) -> Tensor:
-    with torch._C.DisableTorchFunctionSubclass():
-        local_grad(self).mul_(factor)
-    return self
-
-
-def _scale_all(self: Sequence[Tensor], factor: Any) -> None:
-    for grad in self:
-        _scale(grad, factor)
-
-
-def _clear(self: Tensor) -> Tensor:
-    with torch._C.DisableTorchFunctionSubclass():
-        local_grad(self).zero_()
-    return self
-
-
-def _clear_all(self: Sequence[Tensor]) -> None:
-    for grad in self:
-        _clear(grad)
-
-
-_OVER_RANKS: dict[Any, Callable[..., Any]] = {
-    torch.linalg.vector_norm: _vector_norm,
-    torch.norm: _norm,
-    Tensor.norm: _norm,
-    torch._foreach_norm: _foreach_norm,
-    torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
-}
-_IN_PLACE: dict[Any, Callable[..., Any]] = {
-    Tensor.mul_: _scale,
-    torch._foreach_mul_: _scale_all,
-    Tensor.zero_: _clear,
-    torch._foreach_zero_: _clear_all,
-    Tensor.requires_grad_: lambda self, requires_grad=True: self,
-    Tensor.detach_: lambda self: self,
-}
-_SAME_GRADIENT = {Tensor.detach, Tensor.data.__get__}  # type: ignore[attr-defined]

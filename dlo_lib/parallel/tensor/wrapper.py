@@ -34,7 +34,7 @@ from dlo_lib.parallel.protocol import (
     whole_params,
 )
 from dlo_lib.parallel.sharding.clip import clip_sharded_grad_norm_
-from dlo_lib.parallel.sharding.sharded_grad import GradScope, mark
+from dlo_lib.parallel.sharding.sharded_grad import GradScope, mark, plain
 from dlo_lib.parallel.tensor.cross_entropy import vocab_parallel_cross_entropy
 from dlo_lib.parallel.tensor.layout import TensorLayout, part_of_state, whole_from_parts
 
@@ -108,7 +108,7 @@ class TensorParallel(ModuleWrapper):
                 if part.partial and grad is not None:
                     by_message.setdefault((part.placement.copies, grad.dtype), []).append(grad)
             for (count, _), grads in sorted(by_message.items(), key=lambda entry: str(entry[0])):
-                packed = torch.cat([grad.reshape(-1) for grad in grads])
+                packed = torch.cat([plain(grad).reshape(-1) for grad in grads])
                 dist.all_reduce(packed, group=self.layout.sum_groups[count])
                 packed /= count
                 sizes = [grad.numel() for grad in grads]

@@ -30,31 +30,13 @@ from torch import nn
 from torch.optim.optimizer import ParamsT
 
 from dlo_lib.errors import UserError
-from dlo_lib.kernels import FusedAdamW
 from dlo_lib.parallel.protocol import FlatRange, MemoryObserver, ParamShard, process_group
+from dlo_lib.parallel.sharding.elementwise import ELEMENTWISE
 from dlo_lib.parallel.sharding.sharded_grad import RemoteGrad
 from dlo_lib.parallel.zero.flat_params import Partition, PartitionBy, Piece
 from dlo_lib.parallel.zero.state_dict import full_state_dict, load_full_state_dict, load_local_state
 
 MIB = 2**20
-
-ELEMENTWISE: frozenset[type[torch.optim.Optimizer]] = frozenset(
-    getattr(torch.optim, name)
-    for name in (
-        "ASGD",
-        "Adadelta",
-        "Adagrad",
-        "Adam",
-        "AdamW",
-        "Adamax",
-        "NAdam",
-        "RAdam",
-        "RMSprop",
-        "Rprop",
-        "SGD",
-    )
-) | {FusedAdamW}
-"""The optimisers that update each element independently, and can therefore update parts of parameters."""
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -70,7 +52,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             flat memory (``zero.flat_params``): create the optimiser after the model has its values and is on
             its device, and do not move the model afterwards.
         optimizer_cls: a class whose update of a parameter depends on that parameter only. For the classes in
-            ``ELEMENTWISE``, each rank updates an equal part of the memory; for others, whole parameters.
+            ``sharding.elementwise.ELEMENTWISE``, each rank updates an equal part of the memory; for others,
+            whole parameters.
         group: the ranks; None for all ranks.
         partition: an existing partition of the same parameters (``ShardedDDP.partition``); None creates one
             over ``group``.

@@ -174,7 +174,7 @@ class ShardedDDP(ModuleWrapper):
             on its device.
         group: the ranks; None for all ranks.
         split: ``PartitionBy.PARAMETERS`` for optimisers that need whole parameters, that is all except those
-            in ``optimizer.ELEMENTWISE``.
+            in ``sharding.elementwise.ELEMENTWISE``.
         bucket_bytes: the largest size of a bucket. A larger parameter is a bucket by itself.
         transport: how gradients and updates are exchanged; None for the cheaper transport. With
             ``CollectiveTransport()`` a trace shows the collectives by name.
