@@ -35,7 +35,7 @@ lab = Lab(globals())
 # %% [markdown] id="why"
 # ## Why: memory is slow
 #
-# The softmax of a row is exp(x - m) / Σ exp(x - m), with the maximum m. Written in PyTorch this is a chain of five operations, and each reads its
+# The softmax of a row is $e^{x-m} / \sum e^{x-m}$, with the maximum m. Written in PyTorch this is a chain of five operations, and each reads its
 # operands from memory and writes its result to memory. `torch.softmax` is one kernel.
 #
 # **Predict** how many bytes the chain moves for each byte of x, and how many the single kernel moves. Replace `None` by your numbers; they are
@@ -223,7 +223,7 @@ for level in (1.0, 1e3, 6e4, 1e30):
 #
 # **Core · 6 min · ●●○**
 #
-# Write `rms_norm_kernel`: rstd = 1 / √(mean(x²) + eps) of the row, y = x · rstd · w. Program i has row i; rows are contiguous, so row i begins at
+# Write `rms_norm_kernel`: $\mathrm{rstd} = 1 / \sqrt{\mathrm{mean}(x^2) + \varepsilon}$ of the row, $y = x \cdot \mathrm{rstd} \cdot w$. Program i has row i; rows are contiguous, so row i begins at
 # `i * columns`. Store rstd too, one float32 for each row (`tl.store(pointer + row, number)` writes one number, and `tl.load(pointer + row)` reads one): backward needs it, and it is much smaller than the row. Compute in float32, because
 # float16 ends at 65504: the square of 256 is already too large.
 
@@ -251,7 +251,7 @@ lab.check("norm")
 #
 # With x̂ = x · rstd and the gradient g of y:
 #
-# > dx = rstd · (w g - x̂ · mean(w g x̂)),  dw = Σ over rows of g x̂
+# $$dx = \mathrm{rstd} \cdot \left(w g - \hat{x} \cdot \mathrm{mean}(w g \hat{x})\right), \qquad dw = \sum_{\mathrm{rows}} g \hat{x}$$
 #
 # The second term of dx is there because rstd depends on x. The sum of dw runs over *all rows*, and so over all programs. Two programs must not
 # write the same element. So each program adds up its rows, and writes one row of partial sums; PyTorch adds these afterwards.
@@ -358,7 +358,7 @@ for name, function in (("chain", norm_chain), ("yours", lambda x, w: RMSNorm.app
 # The row of logits of Llama 3 has 128,256 numbers, too many for one block. So a program reads it block after block. The maximum of the row is not
 # known before the end. The **online softmax** keeps the maximum m *so far*, and the sum l of exp(x - m) *so far*. For each new block of x:
 #
-# > m' = max(m, max x),  l' = l · exp(m - m') + Σ exp(x - m')
+# $$m' = \max(m, \max x), \qquad l' = l \cdot e^{m - m'} + \sum e^{x - m'}$$
 #
 # When the maximum grows, the old sum is rescaled. At the end, lse = m + log l is the log-sum-exp of the row. The loss is lse - x[target].
 
@@ -566,11 +566,11 @@ figures.written(written, eager)
 # %% [markdown] id="attention_text"
 # ## 8 · FlashAttention
 #
-# Attention is o = softmax(scale · q kᵀ) v. The scores are a matrix of queries × keys: for one head with 8192 tokens 128 MiB in bf16, written and read several
+# Attention is $o = \mathrm{softmax}(\mathrm{scale} \cdot q k^T)\, v$. The scores are a matrix of queries × keys: for one head with 8192 tokens 128 MiB in bf16, written and read several
 # times. But o of a query is a *weighted mean* of rows of v, and a mean can be computed block by block. Beside m and l, a program keeps the weighted sum
 # so far, and rescales it like l:
 #
-# > m' = max(m, max s),  l' = l · exp(m - m') + Σ exp(s - m'),  acc' = acc · exp(m - m') + exp(s - m') v
+# $$m' = \max(m, \max s), \qquad l' = l \cdot e^{m - m'} + \sum e^{s - m'}, \qquad acc' = acc \cdot e^{m - m'} + e^{s - m'} v$$
 #
 # At the end o = acc / l, and lse = m + log l, which backward needs. The figure shows the grid for 6 blocks of queries and of keys: a program has a row.
 
@@ -686,7 +686,7 @@ print(f"operations a byte: yours {traffic.intensity:.1f}, separate {traffic.flop
 # Backward computes the weights again from lse, tile by tile: P = exp(scale · q kᵀ - lse). With the gradient dO of o, and delta = Σ dO · o of each query (one
 # number, computed before):
 #
-# > dV = Pᵀ dO,  dP = dO vᵀ,  dS = P · (dP - delta),  dK = scale · dSᵀ q
+# $$dV = P^T dO, \qquad dP = dO\, v^T, \qquad dS = P \odot (dP - \mathrm{delta}), \qquad dK = \mathrm{scale} \cdot dS^T q$$
 #
 # Write `keys_backward_kernel` for causal attention with as many queries as keys. Program (i, h) has the *keys* from i · BLOCK_N on of head h. It loops over
 # the blocks of queries that see one of them (the first is not always 0), and writes dK and dV. All tensors are contiguous float32. (dQ is a second kernel, whose programs have the

@@ -376,7 +376,7 @@ lab.check("one_cycle")
 # separates the two: a plateau of any length, and a short decay when you need a result.
 #
 # - `warm` steps of linear rise from `lowest` to 1, then `stable` steps at 1;
-# - `decay` steps of fall: with x from 0 to 1, as **1 − √x**, scaled so that it ends at `lowest`; it stays
+# - `decay` steps of fall: with x from 0 to 1, as $1 - \sqrt{x}$, scaled so that it ends at `lowest`; it stays
 #   there.
 #
 # Each phase may have no steps.
@@ -641,7 +641,7 @@ else:
 #
 # - **linear**: the peak times k. k small steps in nearly the same direction are one step that is k times as
 #   long (Goyal et al., 2017, for SGD, with a warm-up);
-# - **sqrt**: the peak times √k. The noise of the mean over a batch falls as 1/√k. It is often used with Adam.
+# - **sqrt**: the peak times $\sqrt{k}$. The noise of the mean over a batch falls as $1/\sqrt{k}$. It is often used with Adam.
 #
 # Write `rescaled`: the peak and the number of steps for another batch size. Each epoch has `images` images and
 # drops its incomplete last batch.
@@ -651,14 +651,14 @@ else:
 #
 # $$|G_B|^2 = |G|^2 + S / B$$
 #
-# Two batch sizes give two equations with the unknowns |G|² and S. The **noise scale** S/|G|² is the batch size
+# Two batch sizes give two equations with the unknowns $\lVert G\rVert^2$ and S. The **noise scale** $S / \lVert G\rVert^2$ is the batch size
 # at which noise and gradient are equally large (McCandlish et al., 2018). Far below it the linear rule can be
 # valid; far above it a larger batch gives hardly a better direction, and the best rate no longer grows.
 #
 # Both rules look only at the noise. A small model need not follow them, and ours follows neither: the cells below
 # measure it.
 #
-# Write `noise_scale`. If the estimate of |G|² is 0 or negative, the noise hides the gradient: return
+# Write `noise_scale`. If the estimate of $\lVert G\rVert^2$ is 0 or negative, the noise hides the gradient: return
 # `math.inf`.
 
 # %% nbgrader={"grade_id": "batch", "solution": true}

@@ -138,7 +138,7 @@ x
 
 # %% [markdown] id="pi_exercise"
 # Draw random points in the unit square. The fraction of points with
-# *x² + y² ≤ 1* estimates π/4. Each rank has drawn its own points; **all** ranks need the estimate from
+# $x^2 + y^2 \le 1$ estimates $\pi/4$. Each rank has drawn its own points; **all** ranks need the estimate from
 # **all** points.
 #
 # `dist` is ready. `dist.all_reduce(tensor)` replaces a tensor by the sum over all ranks, in place, on every
@@ -329,7 +329,7 @@ print(compared(predicted_bytes, {f"{world} ranks": max(sent[world]) for world in
 figures.bytes_sent(sent, busiest, predicted_bytes)
 
 # %% [markdown] id="ring_after"
-# With B bytes and N ranks, each rank sends N - 1 chunks in each half: **2 (N-1)/N · B** in total. That is less
+# With B bytes and N ranks, each rank sends N - 1 chunks in each half: $2\,\frac{N-1}{N}\,B$ in total. That is less
 # than 2 B *for any number of ranks*. As long as the ranks themselves add, no algorithm sends less from its
 # busiest rank. In-network reduction (NVIDIA SHARP) does: the switches add, and each GPU sends only about B.
 # The bars are your ring, counted by the tracer; the lines are the formula.

@@ -101,7 +101,7 @@ explore(one_moment, moment=range(31))
 # At most two units are whole: the root and one block. Whole gradients exist from the backward of a unit to its reduction.
 #
 # With Ψ parameters, N ranks, B_p and B_g the bytes of all parameters and of all gradients (padding included),
-# f = (N-1)/N:
+# $f = \frac{N-1}{N}$:
 #
 # | | memory at rest (fp32, AdamW) | sent by a rank and step |
 # |---|---|---|
@@ -952,7 +952,7 @@ lab.check("state")
 # is one process with the samples of all ranks in one batch, so the loss is the mean over *all* targets that
 # count:
 #
-# > loss = (sum over this rank's targets) × N ÷ (number of targets that count, over all ranks and micro-batches)
+# $$\mathrm{loss} = \frac{N \cdot (\text{sum over this rank's targets})}{\text{number of targets that count, over all ranks and micro-batches}}$$
 #
 # The factor N compensates for the average over ranks in `reduce_gradients`; the divisor takes one small
 # all-reduce. Compute the loss of a micro-batch in at least fp32 (`logits.float()`, but keep float64). After

@@ -123,7 +123,7 @@ explore(figures.ring, ranks=[2, 3, 4, 6], step=lambda ranks: range(ranks))
 #
 # Write `block_attention(q, k, v, mask)` for one block of keys, without `F.scaled_dot_product_attention`, because you need two results:
 #
-# - `out` (batch, heads, queries, d): softmax(S) V with the scores S = Q Kᵀ / √d;
+# - `out` (batch, heads, queries, d): $\mathrm{softmax}(S)\, V$ with the scores $S = Q K^T / \sqrt{d}$;
 # - `lse` (batch, heads, queries): the logarithm of the sum of the exponentials of each row of S (log-sum-exp), over the keys that the query sees.
 #
 # `mask` (queries, keys) is True where a query sees a key. Scores may be large (1000). A query that sees *no* key of this block gets the output 0 and
@@ -165,7 +165,7 @@ print(f"the mean of two halves differs from attention by {float((sum(halves) / 2
 # `lse` is what is missing: exp(lse) is the sum by which the block has divided. Write
 # `merge(out, lse, block_out, block_lse)`: the output and the `lse` of *both* sets of keys together.
 #
-# - Derive it: out = Σ exp(s) v / Σ exp(s). What is the numerator of each part, from its `out` and `lse`?
+# - Derive it: $\mathrm{out} = \sum e^{s} v / \sum e^{s}$. What is the numerator of each part, from its `out` and `lse`?
 # - `lse` may be 1000 or -1000: form differences before exponentials. (`torch.logaddexp`)
 # - -inf means no key. A row of two such parts stays at the output 0 and `lse` -inf.
 
@@ -324,11 +324,11 @@ lab.check("ring")
 # Autograd would keep the scores of every block for backward, up to seq²/N numbers for each head. Instead, backward computes them again. For that it needs
 # no block of the forward, only `out` and `lse`: with the `lse` of the *whole* row, the probabilities of each block are those of the whole softmax,
 #
-# > P = exp(S - lse),  S = Q Kᵀ / √d
+# $$P = e^{S - \mathrm{lse}}, \qquad S = Q K^T / \sqrt{d}$$
 #
-# With the gradient dO of the output, and D = Σ dO · O for each query (a sum over d), the gradients that a block contributes are
+# With the gradient dO of the output, and $D = \sum dO \cdot O$ for each query (a sum over d), the gradients that a block contributes are
 #
-# > dV = Pᵀ dO,   dS = P ⊙ (dO Vᵀ - D),   dQ = dS K / √d,   dK = dSᵀ Q / √d
+# $$dV = P^T dO, \qquad dS = P \odot (dO\, V^T - D), \qquad dQ = dS\, K / \sqrt{d}, \qquad dK = dS^T Q / \sqrt{d}$$
 #
 # The sign ⊙ multiplies element by element, and D is subtracted from each element of its row; the other products are matrix products. D is the same for all blocks, because O is the output over all keys.
 #

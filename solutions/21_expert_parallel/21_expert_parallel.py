@@ -265,7 +265,7 @@ figures.drops(factors, shares, drop_guess)
 #
 # *The balance loss* (Switch Transformer). With f_e, the share of the choices that expert e has, and P_e, its mean probability,
 #
-# > loss = E · Σ f_e · P_e
+# $$\mathrm{loss} = E \cdot \sum_e f_e \cdot P_e$$
 #
 # It is 1 for equal loads, and grows up to E / k, because the k experts of a token are distinct. f comes from counts and has no gradient; the gradient passes
 # through P, and lowers the probability of experts that have many tokens.
