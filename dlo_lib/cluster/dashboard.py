@@ -45,8 +45,8 @@ def plot_dashboard(job: JobView) -> Figure:
     styles = styles_of(job.record.settings, job.name)
     figure = new_figure(11, 6.5)
     (loss, rate), (split, memory) = figure.subplots(2, 2)
-    _curves(loss, runs, styles, "loss", tr("loss (nats)"))
-    _curves(rate, runs, styles, "tokens_per_second", tr("tokens/s, all ranks"))
+    curves(loss, runs, styles, "loss", tr("loss (nats)"))
+    curves(rate, runs, styles, "tokens_per_second", tr("tokens/s, all ranks"))
     rate.set_ylim(bottom=0)
     _split(split, runs, styles)
     _memory(memory, job, runs, styles)
@@ -57,9 +57,18 @@ def plot_dashboard(job: JobView) -> Figure:
     return figure
 
 
-def _curves(axes: Axes, runs: Runs, styles: CurveStyles, name: str, title: str) -> None:
+def curves(axes: Axes, runs: Runs, styles: CurveStyles, name: str, title: str) -> None:
+    """Draw a value of the metrics over the steps, one curve for each element.
+
+    Args:
+        runs: the metrics of each element.
+        name: the field of ``Metrics``.
+        title: of the vertical axis.
+    """
     for element, lines in runs.items():
         points = [(line.step, value) for line in lines if (value := getattr(line, name)) is not None]
+        if not points:
+            continue
         axes.plot(
             *zip(*points),
             label=styles.labels[element],

@@ -11,15 +11,17 @@ import threading
 import time
 from typing import Any
 
+from dlo_lib.cluster.curve_styles import styles_of
 from dlo_lib.cluster.pending import explanations
 from dlo_lib.cluster.states import ElementStatus, State, summary
 from dlo_lib.cluster.views import JobView, labels, settings_text
-from dlo_lib.drawing import whole_numbers
 from dlo_lib.errors import UserError
 from dlo_lib.markup import render
 from dlo_lib.text import tr
 
-ROWS, CURVES = 12, 10
+ROWS, CURVES = 12, 60
+LINE_INCHES = 0.16
+"""Height of a line of the legend."""
 _COLOURS = {
     State.COMPLETED: "#009E73",
     State.RUNNING: "#0072B2",
@@ -74,6 +76,7 @@ def page(job: JobView, statuses: list[ElementStatus]) -> str:
     first = sorted(
         statuses, key=lambda status: (status.state.over, status.state is State.PENDING, status.element)
     )[:ROWS]
+    said = labels(record.settings) if job.elements > 1 else [settings_text(record.settings[0])]
     rows = []
     for status in sorted(first, key=lambda status: status.element):
         colour = _COLOURS.get(status.state, _BAD)
@@ -82,7 +85,7 @@ def page(job: JobView, statuses: list[ElementStatus]) -> str:
             status.reason,
             status.start.replace("T", " "),
             status.elapsed,
-            settings_text(record.settings[status.element]),
+            said[status.element],
         )
         rows.append(
             {
@@ -113,27 +116,25 @@ def page(job: JobView, statuses: list[ElementStatus]) -> str:
 
 
 def _losses(job: JobView) -> str:
-    """Return the curves as SVG; "" if there are no metrics yet."""
-    settings = job.record.settings
-    said = labels(settings) if len(settings) > 1 else ["loss"]
-    curves = {}
-    for element in range(min(len(settings), CURVES)):
-        points = [(line.step, line.loss) for line in job.metrics(element) if line.loss is not None]
-        if points:
-            curves[said[element]] = points
-    if not curves:
+    """Return the curves as SVG, with the colours and the legend of the dashboard; "" without metrics."""
+    runs = {element: lines for element in range(min(job.elements, CURVES)) if (lines := job.metrics(element))}
+    if not any(line.loss is not None for lines in runs.values() for line in lines):
         return ""
     from matplotlib.figure import Figure  # not pyplot, because its current figure belongs to the kernel
 
-    figure = Figure(figsize=(6, 2.4), layout="constrained")
+    from dlo_lib.cluster.dashboard import curves
+
+    styles = styles_of(job.record.settings, job.name)
+    explained = styles.handles() if job.elements > 1 else []
+    height = max(2.4, 0.4 + LINE_INCHES * len(explained))
+    figure = Figure(figsize=(7.5 if explained else 6, height), layout="constrained")
     axes = figure.subplots()
-    for label, points in curves.items():
-        axes.plot(*zip(*points), label=label, marker="." if len(points) < 3 else "")
-    axes.set(xlabel=tr("step"), ylabel=tr("loss (nats)"))
-    whole_numbers(axes)
+    curves(axes, runs, styles, "loss", tr("loss (nats)"))
     axes.spines[["top", "right"]].set_visible(False)
-    if len(curves) > 1:
-        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+    if job.elements > CURVES:
+        axes.set_title(tr("the first {count} elements", count=CURVES), fontsize=9)
+    if explained:
+        figure.legend(handles=explained, loc="outside right upper", frameon=False, fontsize=8)
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None})
     return drawn.getvalue()[drawn.getvalue().index("<svg") :]

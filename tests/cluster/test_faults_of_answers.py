@@ -263,6 +263,32 @@ def test_the_command_calls_cancelled_only_what_it_cancelled(commands, capsys):
     assert job.cancel() == []
 
 
+def test_elements_of_graders_that_run_end_by_themselves_and_those_that_wait_are_cancelled(commands):
+    job = sent(sweep=[{"n": 1}, {"n": 2}])
+    line = f"JobId=%s ArrayJobId=7 ArrayTaskId=%s JobName={job.name} JobState=%s Reason=None Command=x"
+    lines = (line % (8, 0, "RUNNING"), line % (7, 1, "PENDING"))
+    commands.show(f"printf '%s\\n' '{lines[0]}' '{lines[1]}'")
+    commands.set("scancel", 'echo "$@" >> "$0.calls"')
+    SlurmElements(job).cancel_waiting()
+    assert (commands.folder / "scancel.calls").read_text() == "7_1\n"
+    SlurmElements(job).cancel()
+    assert (commands.folder / "scancel.calls").read_text() == "7_1\n7_0 7_1\n"
+
+
+def test_an_element_whose_dependency_failed_has_a_reason_in_words(commands):
+    job = sent()
+    line = f"JobId=7 JobName={job.name} JobState=%s Reason=DependencyNeverSatisfied Command=x"
+    commands.show(f"echo '{line % 'PENDING'}'")
+    assert job.status()[0].reason == "DependencyNeverSatisfied", "explained below the table"
+    commands.show(f"echo '{line % 'CANCELLED'}'")
+    said = (
+        r"cancelled \(the job that it waited for did not complete\); 1 of 1 did not complete. "
+        r"resubmit\(\) runs it again. It has printed nothing."
+    )
+    with pytest.raises(cluster.JobFailed, match=said):
+        job.wait()
+
+
 def test_a_job_with_the_same_number_is_not_cancelled(commands):
     job = sent()
     commands.show("echo 'JobId=7 JobName=another JobState=RUNNING Reason=None Command=/x/job.sh'")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import time
 from dataclasses import asdict
 from itertools import pairwise
@@ -102,6 +103,20 @@ def test_the_dashboard_of_a_large_sweep_can_be_read(tmp_path):
         assert whole.x0 <= box.x0 < box.x1 <= whole.x1
         assert whole.y0 <= box.y0 < box.y1 <= whole.y1
         assert all(axes.get_window_extent().x1 <= box.x0 for axes in figure.axes), "it covers no curve"
+
+
+def test_the_live_view_of_a_large_sweep_has_the_legend_of_the_dashboard(tmp_path):
+    rates = [round(1e-4 * 1.6**power, 6) for power in range(12)]
+    job = a_job(
+        tmp_path, [{"model": "tiny", "seed": seed, "lr": rate} for seed in range(3) for rate in rates]
+    )
+    shown = page(job, job.status())
+    assert "model=tiny" not in shown, "what all elements have is left out"
+    assert '<td style="text-align:left">seed=0 lr=0.0001</td>' in shown
+    curves = re.findall(r'id="line2d_\d+">\s*<path d="[^"]+" [^>]*style="([^"]+)"', shown)
+    assert len({style for style in curves if "stroke-linecap" in style or "dasharray" in style}) >= 36
+    written = re.findall(r"<!-- (\S+) -->", shown)
+    assert written[-15:] == [*(f"lr={rate:.4g}" for rate in rates), "seed=0", "seed=1", "seed=2"]
 
 
 @pytest.mark.parametrize(
