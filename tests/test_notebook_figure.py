@@ -69,7 +69,7 @@ def test_of_a_drawing_of_boxes_the_texts_in_it_and_the_summary_are_said() -> Non
     )
 
 
-def test_the_memory_of_a_step_is_told_by_its_peak() -> None:
+def test_the_memory_of_a_step_begins_with_its_peak() -> None:
     report = measure_memory("tiny", batch=1, seq=16, parallel="none")
     text = plot_memory(report, limit_bytes=2**30, title="one step").alternative_text()
     peak = report.peak_bytes / 2**30

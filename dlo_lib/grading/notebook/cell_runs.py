@@ -1,7 +1,7 @@
 """Which text of each cell ran last, and when, so that a verdict can tell whether its cell has changed since.
 
 JupyterLab sends the id of a cell with its text, and the id of a solution cell is its question. A front end
-that sends no ids, or ids of its own, gives no answer here.
+that sends no ids, or others, gives no answer here.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Quiz:
             show(
                 Shown(
                     tr(
-                        "This lab is handed in to a class. The feedback explains the answers, when your "
+                        "You submit this lab to a class. The feedback explains the answers, when your "
                         "instructor decides: nbgrader's Assignment List fetches it."
                     )
                 )

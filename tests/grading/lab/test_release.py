@@ -108,7 +108,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def for_a_class(files: dict[str, bytes]) -> dict[str, bytes]:
-    """What the exchange of a class gets of a release: all but the answers of the quiz."""
+    """What the exchange of a class gets of a release: everything except the answers of the quiz."""
     assert QUIZ_ANSWERS_FILE in files
     return {name: content for name, content in files.items() if name != QUIZ_ANSWERS_FILE}
 

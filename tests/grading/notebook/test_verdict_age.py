@@ -29,7 +29,7 @@ def notebook(tmp_path: Path) -> Path:
         ("x = 1", 1100, False),  # the notebook was not saved since the run: nothing is known
     ],
 )
-def test_a_cell_that_was_edited_and_not_run_is_told(
+def test_a_cell_that_was_edited_and_not_run_is_reported(
     notebook: Path, text: str, began: float, edited: bool
 ) -> None:
     told = changed_before(notebook, "scale", CellRun(text, began))
@@ -37,7 +37,7 @@ def test_a_cell_that_was_edited_and_not_run_is_told(
     assert not told or "has been edited since it ran last" in told
 
 
-def test_without_a_run_or_a_notebook_nothing_is_told(notebook: Path) -> None:
+def test_without_a_run_or_a_notebook_nothing_is_reported(notebook: Path) -> None:
     assert changed_before(notebook, "scale", None) == ""
     assert changed_before(notebook.with_name("none.ipynb"), "scale", CellRun("x", 0)) == ""
     notebook.write_text("{")
