@@ -95,7 +95,11 @@ def labs(as_json: AsJson = False) -> None:
     from dlo_lib.grading.notebook.class_state import class_states
     from dlo_lib.grading.notebook.progress import standings
 
-    rows, states = standings(), class_states(every_lab(), work_dir())
+    rows, states = standings(), {}
+    try:
+        states = class_states(every_lab(), work_dir())
+    except UserError as error:  # the labs are listed without the class too
+        Console(stderr=True).print(str(error), soft_wrap=True, markup=False)
     in_class = {name: state.said() for name, state in states.items()}
     if as_json:
         print(json.dumps([{**asdict(row), "class": in_class.get(row.directory)} for row in rows], indent=1))

@@ -184,6 +184,7 @@ def _wait_for_grader(process: str) -> None:
 
 def _show(inventory: Inventory) -> None:
     from dlo_lib.grading.classroom.inventory import ItemState
+    from dlo_lib.grading.lab.times import how_late
 
     table = Table(
         "student",
@@ -198,9 +199,9 @@ def _show(inventory: Inventory) -> None:
     for item in inventory.items:
         state = f"[{colours.get(item.state, 'green')}]{item.state.value}[/]"
         name = f"{item.notebook} (renamed)" if item.renamed else item.notebook
-        hours = f"{item.late / 3600:.1f} h" if item.late else ""
+        after = how_late(item.late) if item.late else ""
         table.add_row(
-            escape(item.student), state, escape(name), hours, item.sha256[:12], escape("; ".join(item.notes))
+            escape(item.student), state, escape(name), after, item.sha256[:12], escape("; ".join(item.notes))
         )
     console.print(table)
     received = inventory.of(ItemState.NEW, ItemState.REPLACED, ItemState.UNCHANGED, ItemState.KEPT)

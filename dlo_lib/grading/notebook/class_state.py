@@ -20,8 +20,9 @@ from zoneinfo import ZoneInfo
 
 from jupyter_core.paths import jupyter_config_path, jupyter_data_dir
 from traitlets.config import Config
-from traitlets.config.loader import ConfigFileNotFound, JSONFileConfigLoader, PyFileConfigLoader
+from traitlets.config.loader import JSONFileConfigLoader, PyFileConfigLoader
 
+from dlo_lib.errors import UserError
 from dlo_lib.files import state_dir
 from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.grading.lab.exchange import has_class
@@ -167,7 +168,11 @@ class StudentsClass:
 
 
 def class_states(labs: Iterable[LabInfo], labs_folder: Path) -> dict[str, ClassState]:
-    """Return the state of each of ``labs`` that the student's class has released, by directory."""
+    """Return the state of each of ``labs`` that the student's class has released, by directory.
+
+    Raises:
+        UserError: nbgrader's configuration ends with an error.
+    """
     class_ = StudentsClass(labs_folder)
     found = {lab.directory: class_.of(lab) for lab in labs}
     return {name: state for name, state in found.items() if state is not None}
@@ -187,20 +192,33 @@ def _dates(place: Path, lab: LabInfo) -> ClassState:
 
 
 def _configuration() -> Config:
-    """Return nbgrader's configuration of the user and the site, the nearest file last."""
+    """Return nbgrader's configuration of the user and the site, the nearest file last.
+
+    Raises:
+        UserError: a file of it ends with an error.
+    """
     config = Config()
     for place in reversed(jupyter_config_path()):
-        for name, loader in (
-            ("nbgrader_config.py", PyFileConfigLoader),
-            ("nbgrader_config.json", JSONFileConfigLoader),
-        ):
-            try:
-                config.merge(loader(name, path=place).load_config())
-            except ConfigFileNotFound:
-                continue
+        config.merge(_loaded(Path(place)))
     own = state_dir() / "jupyter"  # of `dlo lab`; a server that was started in another way has no path to it
-    if "root" not in config.get("Exchange", {}) and (own / "nbgrader_config.py").is_file():
-        config.merge(PyFileConfigLoader("nbgrader_config.py", path=str(own)).load_config())
+    if "root" not in config.get("Exchange", {}):
+        config.merge(_loaded(own))
+    return config
+
+
+def _loaded(folder: Path) -> Config:
+    config = Config()
+    for name, loader in (
+        ("nbgrader_config.py", PyFileConfigLoader),
+        ("nbgrader_config.json", JSONFileConfigLoader),
+    ):
+        if (folder / name).is_file():
+            try:
+                config.merge(loader(name, path=str(folder)).load_config())
+            except Exception as error:  # the file is a program of another person
+                text = "the class is not shown, because {file} cannot be read ({reason}): correct it"
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                raise UserError(tr(text, file=folder / name, reason=reason)) from error
     return config
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dlo_lib.errors import UserError
 from dlo_lib.grading.checks.verdict import Shown, show
 from dlo_lib.grading.lab.course import LAB_FILE, labs
 from dlo_lib.grading.notebook.class_state import ClassState, class_states
@@ -66,7 +67,11 @@ class StartPage:
 
     def __init__(self, folder: Path) -> None:
         found = standings()
-        states = class_states(labs(), folder)
+        states, unknown = {}, ""
+        try:
+            states = class_states(labs(), folder)
+        except UserError as error:  # the map has the labs without the class too
+            unknown = str(error)
         self.rows = [_row(standing, folder, states.get(standing.directory)) for standing in found]
         self.has_class = bool(states)
         to_fetch = any(state.feedback and state.fetched is None for state in states.values())
@@ -88,6 +93,7 @@ class StartPage:
                 labs=len(open_core),
                 hours=minutes / 60,
             ),
+            *([unknown] if unknown else []),
             *(
                 [tr("Fetch feedback in JupyterLab: Nbgrader → Assignment List → Fetch Feedback.")]
                 if to_fetch

@@ -137,6 +137,16 @@ def test_what_others_wrote_into_the_exchange_changes_nothing(class_: Class) -> N
     assert class_.state().submitted is None
 
 
+def test_a_broken_configuration_is_named_and_the_map_stays(class_: Class, tmp_path: Path) -> None:
+    (tmp_path / "config" / "nbgrader_config.py").write_text(
+        "c.Exchange.root = 'x'\nopen(\n", encoding="utf-8"
+    )
+    page = StartPage(class_.labs)
+    assert len(page.rows) > 10
+    assert page.summary[-1].startswith(f"the class is not shown, because {tmp_path / 'config'}")
+    assert "SyntaxError" in page.summary[-1]
+
+
 def test_submit_says_when_it_is_late_and_what_counts(class_: Class) -> None:
     notebook = class_.labs / LAB / "start_here.ipynb"
     assert what_counts("00", notebook) == []
