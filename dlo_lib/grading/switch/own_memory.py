@@ -16,7 +16,7 @@ M_MMAP_THRESHOLD = -3  # of mallopt(3)
 MMAP_BYTES = 1 << 17
 """The bytes from which an allocation has its own mapping, which returns to the system when it is freed."""
 SMALL_BYTES = 400
-"""The bytes of an object in the reserve: Python keeps objects of up to 512 in arenas of their own."""
+"""The bytes of an object in the reserve: Python keeps objects of up to 512 bytes in separate arenas."""
 RESERVE_BYTES = 2 << 20
 ARENA_BYTES = 1 << 20
 FREE_BUFFERS = ("mkl_serv_free_buffers", "mkl_free_buffers")  # of PyTorch's own MKL, and of a library of MKL
