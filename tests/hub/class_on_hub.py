@@ -294,8 +294,10 @@ def class_on_hub(
     before = signal.signal(signal.SIGTERM, _interrupt)  # so that a terminated test run cleans up too
     try:
         passwords = {name: secrets.token_hex(8) for name in names}
-        for name in (*names, *accounts):
-            _add_user(name, folder / "home" / name)
+        for name in names:
+            _add_user(name, folder / "home" / name, "/bin/bash")
+        for name in accounts:  # as the README and `dlo course --hub` say
+            _add_user(name, folder / "home" / name, "/usr/sbin/nologin")
         lines = "".join(f"{name}:{password}\n" for name, password in passwords.items())
         subprocess.run(["chpasswd"], input=lines, text=True, check=True)
         _labs(folder, accounts, full)
@@ -332,11 +334,11 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt  # pytest ends its session and its fixtures; SystemExit would fail one test
 
 
-def _add_user(name: str, home: Path) -> None:
+def _add_user(name: str, home: Path, shell: str) -> None:
     home.parent.mkdir(exist_ok=True)
-    command = ["useradd", "--home-dir", str(home), "--create-home", "--shell", "/bin/bash", name]
+    command = ["useradd", "--home-dir", str(home), "--create-home", "--shell", shell, name]
     subprocess.run(command, check=True)
-    home.chmod(0o700)
+    home.chmod(0o755)  # Debian's default
 
 
 def remove_class(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A class of Unix users on a real JupyterHub, from login to feedback, and what each user cannot do.
+"""Unix users on a real JupyterHub, and what each cannot do; ``test_readme`` takes a class to its grades.
 
 `make hub` runs these tests: they need root and a JupyterHub.
 """
@@ -14,62 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.grading.small_class import right
-from tests.hub.browser import CHROMIUM, LONG_MS, assignments, chromium, log_in
-from tests.hub.class_on_hub import LAB, PICTURES, ROOT, ClassOnHub
-
-
-def picture(page, tmp_path: Path, name: str) -> None:
-    page.screenshot(path=str(Path(PICTURES or tmp_path) / f"{name}.png"))
-
-
-def notebook_of(hub: ClassOnHub, name: str) -> Path:
-    return hub.home(name) / "dlo-labs" / LAB / "small.ipynb"
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="NOT TESTED HERE: a Hub in a browser (install chromium)")
-def test_a_class_from_login_to_feedback(hub: ClassOnHub, tmp_path: Path) -> None:
-    from playwright.sync_api import expect
-
-    from dlo_lib.grading.lab.source import read_lab
-
-    ada, blaise, head = map(hub.person, ("ada", "blaise", "head"))
-    with chromium() as browser:
-        page = log_in(browser, hub, ada)
-        expect(page.get_by_role("heading", name="00 · Start here")).to_be_visible(timeout=LONG_MS)
-        picture(page, tmp_path, "opening")
-        file = notebook_of(hub, ada)
-        file.write_text(json.dumps(right(read_lab(ROOT / "tests/grading/small_course/solutions" / LAB))))
-        assignments(page)
-        row = page.locator(".list_item", has_text=LAB).filter(has=page.get_by_role("button", name="Submit"))
-        row.get_by_role("button", name="Submit").click()
-        expect(page.locator("#submitted_assignments_list").get_by_text(LAB).first).to_be_visible()
-        picture(page, tmp_path, "assignments")
-        other = log_in(browser, hub, blaise)
-        expect(other.get_by_role("heading", name="00 · Start here")).to_be_visible(timeout=LONG_MS)
-        assignments(other)
-        other.locator(".list_item", has_text=LAB).get_by_role("button", name="Submit").first.click()
-        expect(other.locator("#submitted_assignments_list").get_by_text(LAB).first).to_be_visible()
-
-        grader = log_in(browser, hub, head, "/services/deep/lab?formgrader=true")
-        frame = grader.frame_locator("iframe").first
-        expect(frame.get_by_text(LAB).first).to_be_visible(timeout=LONG_MS)
-        picture(grader, tmp_path, "formgrader")
-        hub.dlo("deep", "collect", LAB)
-        hub.dlo("deep", "grade", LAB)
-        hub.dlo("deep", "feedback", LAB)
-        grader.goto(f"{hub.url}/services/deep/formgrader/manage_submissions/{LAB}")
-        expect(grader.locator("tr", has_text=ada).locator(".score")).to_have_text("12 / 12", timeout=LONG_MS)
-        picture(grader, tmp_path, "graded")
-
-        page.reload()
-        assignments(page)
-        page.get_by_role("button", name="Fetch Feedback").first.click()
-        expect(page.get_by_text("View Feedback").first).to_be_visible()
-        picture(page, tmp_path, "feedback")
-    pages = list((file.parent / "feedback").rglob("small.html"))
-    assert len(pages) == 1
-    assert "12" in pages[0].read_text()
+from tests.hub.class_on_hub import LAB, ClassOnHub
 
 
 def test_a_student_opens_nothing_of_another(hub: ClassOnHub) -> None:
@@ -89,8 +34,8 @@ def test_a_student_opens_nothing_of_another(hub: ClassOnHub) -> None:
         assert hub.get(path, blaise)[0] in (403, 404), path
     assert hub.get("/services/deep/api/contents", head)[0] == 200
     assert hub.get("/services/other/api/contents", head)[0] == 403  # the grader of another course
-    home = hub.home(ada)
-    for folder in (home, course.folder, course.checkout, inbound, hub.settings.folder / "state"):
+    work = hub.home(ada) / "dlo-labs"
+    for folder in (work, course.folder, course.checkout, inbound, hub.settings.folder / "state"):
         assert hub.run_as(blaise, "ls", str(folder)).returncode != 0, folder
     of_ada = inbound / f"{ada}+{LAB}+2026-01-01 00:00:00 UTC+x"
     assert hub.run_as(ada, "mkdir", str(of_ada)).returncode == 0

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import shutil
+import stat
 import subprocess
 import time
 import urllib.error
@@ -11,12 +15,12 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.cluster.virtual_slurm import Cluster, Nodes, attached
-from tests.hub.browser import CHROMIUM, LONG_MS, chromium, log_in
+from tests.hub.browser import CHROMIUM, LONG_MS, chromium, log_in, picture
 from tests.hub.class_on_hub import ClassOnHub, class_on_hub, missing
-from tests.hub.test_local_hub import picture
 
 CLUSTER = Cluster(
     "hub", (Nodes("hubnode", 1, cores=8, gpus=2, features="v100"),), {"lab": (("hubnode",), "4:00:00")}
@@ -26,13 +30,36 @@ TABLE = '[slurm]\nsite = "{site}"\ntimes = ["0:30:00", "1:00:00"]\ngpus = [0, 1]
 SEE_NODES = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
 
 
+SQUASHED = """\
+#!/bin/sh
+# Root has the rights of any other user on the files of users, as where an NFS server squashes root.
+exec setpriv --bounding-set -dac_override,-dac_read_search,-fowner {slurmd} "$@"
+"""
+SUBMIT = """\
+from dlo_lib import cluster
+job = cluster.submit(["cat", {file!r}], gpus=0, cores=1, site={site!r}, time=5)
+print(job.wait(timeout=240).logs(), job.folder)
+"""
+
+
+def squash_root(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let the daemons of the nodes that start next read only what root's own modes allow."""
+    slurmd = shutil.which("slurmd")
+    folder.mkdir()
+    (folder / "slurmd").write_text(SQUASHED.format(slurmd=slurmd))
+    (folder / "slurmd").chmod(0o755)
+    patch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClassOnHub]:
     if reason := missing() or CLUSTER.missing():
         pytest.skip(f"NOT TESTED HERE: a real JupyterHub on SLURM ({reason})")
     folder = tmp_path_factory.mktemp("slurm")
     (folder / "site.toml").write_text(SITE)
-    with attached(CLUSTER, folder / "cluster") as conf:
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        squash_root(folder / "bin", patch)
+        conf = stack.enter_context(attached(CLUSTER, folder / "cluster"))
         # The Hub connects to the servers by the names of the nodes.
         command = (*SEE_NODES, f'mount --bind {conf.parent}/hosts /etc/hosts && exec "$@"', "sh")
         more = TABLE.format(site=folder / "site.toml")
@@ -81,6 +108,34 @@ def test_a_restart_of_the_hub_loses_no_job(hub: ClassOnHub) -> None:
     hub.stop()
     hub.start()
     assert json.loads(hub.get(f"/user/{ada}/api/status", ada)[1])["started"] == started
+
+
+def test_a_closed_workspace_serves_the_jobs_of_its_student_where_root_is_squashed(hub: ClassOnHub) -> None:
+    """The server of ada is a job in it, and submits a job that reads it."""
+    ada, blaise = map(hub.person, ("ada", "blaise"))
+    hub.start_server(ada)
+    work = hub.home(ada) / "dlo-labs"
+    assert stat.S_IMODE(work.stat().st_mode) == 0o700
+    slurmd = next(one for one in psutil.process_iter(["name"]) if one.info["name"] == "slurmd")
+    assert (
+        not int(re.search(r"CapEff:\s*(\w+)", Path(f"/proc/{slurmd.pid}/status").read_text()).group(1), 16)
+        & 0b110
+    )
+    file = work / "answer.txt"
+    file.write_text("the answer of ada\n")
+    site = work / "site.toml"
+    site.write_text(SITE)
+    for one in (file, site):
+        shutil.chown(one, ada, ada)
+    python = str(hub.environment / "bin" / "python")
+    script = SUBMIT.format(file=str(file), site=str(site))
+    conf = f"SLURM_CONF={hub.variables['SLURM_CONF']}"
+    done = hub.run_as(ada, "/usr/bin/env", conf, "-C", str(work), python, "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert "the answer of ada" in done.stdout
+    folder = done.stdout.split()[-1]
+    assert hub.run_as(blaise, "cat", str(file)).returncode != 0
+    assert hub.run_as(blaise, "ls", folder).returncode != 0
 
 
 def test_what_the_form_does_not_offer_is_refused(hub: ClassOnHub) -> None:
