@@ -55,7 +55,7 @@ def updates_elements(optimizer: torch.optim.Optimizer) -> bool:
         return True
     try:
         whole, part = _updated(optimizer, _ALL_ROWS), _updated(optimizer, _ROWS)
-    except Exception:  # it needs a closure, or parameters of its own: it is not known to be elementwise
+    except Exception:  # noqa: BLE001 - it needs a closure, or other parameters: it is not known to be right
         return False
     return all(torch.allclose(one[:_ROWS], other, atol=1e-6) for one, other in zip(whole, part, strict=True))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -55,13 +55,28 @@ _NAMES = {
 _EFFECTS = {name: effect for effect, names in _NAMES.items() for name in names.split()}
 
 
+class Operation(NamedTuple):
+    """A function that ``__torch_function__`` receives: its name, its effect, and whether it writes to an
+    argument."""
+
+    name: str
+    effect: Effect
+    writes: bool
+
+
 @functools.cache
-def effect_of(func: Any) -> Effect:
-    """Return the effect of ``func``, a function that ``__torch_function__`` receives.
+def operation(func: Any) -> Operation:
+    """Return what ``func`` does.
 
     Unknown functions are ``MIXED``, which concerns only those that return new tensors or write to one.
     """
-    name = name_of(func)
+    name = str(getattr(func, "__name__", func))
+    if name in ("__get__", "__set__"):  # of an attribute
+        name = str(getattr(func.__self__, "__name__", name))
+    return Operation(name, _effect(name), writes=name[-1] == "_" != name[-2:-1])
+
+
+def _effect(name: str) -> Effect:
     if name in _EFFECTS:
         return _EFFECTS[name]
     if name.startswith("_fused_"):  # the optimisers of PyTorch, which are elementwise
@@ -73,9 +88,3 @@ def effect_of(func: Any) -> Effect:
             tags = [getattr(packet, overload).tags for overload in packet.overloads()]
             return Effect.PART if any(torch.Tag.pointwise in found for found in tags) else Effect.MIXED
     return Effect.MIXED
-
-
-def name_of(func: Any) -> str:
-    """Return the name of ``func``; of the getter of an attribute, that of the attribute."""
-    name = getattr(func, "__name__", str(func))
-    return str(getattr(func.__self__, "__name__", name)) if name in ("__get__", "__set__") else str(name)

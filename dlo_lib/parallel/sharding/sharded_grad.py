@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
-from dlo_lib.parallel.sharding.operations import Effect, effect_of, name_of
+from dlo_lib.parallel.sharding.operations import Effect, Operation, operation
 
 OVER_RANKS: dict[Any, Callable[..., Any]] = {}
 """The functions that are computed over all ranks. ``grad_functions`` fills it."""
@@ -65,15 +65,14 @@ class ShardedGrad(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in OVER_RANKS:
             return OVER_RANKS[func](*args, **(kwargs or {}))
-        effect, name = effect_of(func), name_of(func)
-        writes = name[-1] == "_" != name[-2:-1]
-        if effect is Effect.MIXED and (writes or "out" in (kwargs or {})):
-            raise UserError(mixes(name))
+        does = operation(func)
+        if does.effect is Effect.MIXED and (does.writes or (kwargs and "out" in kwargs)):
+            raise UserError(mixes(does.name))
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **(kwargs or {}))
-        return (
-            result if effect is Effect.PLAIN or writes else _mark_results(result, args, kwargs, effect, name)
-        )
+        if does.writes or does.effect is Effect.PLAIN or not isinstance(result, Tensor | list | tuple):
+            return result
+        return _mark_results(result, args, kwargs, does)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         return mark(plain_part(self), self.scope)
@@ -107,7 +106,7 @@ def mark(grad: Tensor, scope: GradScope) -> Tensor:
     return grad
 
 
-def _mark_results(result: Any, args: Any, kwargs: Any, effect: Effect, name: str) -> Any:
+def _mark_results(result: Any, args: Any, kwargs: Any, does: Operation) -> Any:
     """Mark the new tensors of ``result`` as parts of the gradients among the arguments.
 
     Raises:
@@ -123,14 +122,14 @@ def _mark_results(result: Any, args: Any, kwargs: Any, effect: Effect, name: str
     new = [tensor for tensor in results if type(tensor) is Tensor and id(tensor) not in known]
     if not new:
         return result
-    if effect is Effect.MIXED:
-        raise UserError(mixes(name))
+    if does.effect is Effect.MIXED:
+        raise UserError(mixes(does.name))
     parts = [tensor for tensor in given if isinstance(tensor, ShardedGrad)]
     each = len(parts) == len(new)  # a function of lists
     for number, tensor in enumerate(new):
         part = parts[number if each else 0]
         scope = part.scope
-        if effect is Effect.SELECTION:
+        if does.effect is Effect.SELECTION:
             scope = replace(scope, refusal=scope.refusal or _SELECTED)
         elif scope.rows and tensor.shape != part.shape:
             scope = replace(scope, rows=False)
