@@ -69,7 +69,7 @@ def _list(courses: list[str]) -> list[Diagnosis]:
         if not os.access(exchange / course / "inbound", os.W_OK | os.X_OK):
             text = tr("you cannot submit to {folder}", folder=exchange / course / "inbound")
             found.append(Diagnosis("submissions", False, text, ask, required=True))
-    text = tr("{number} labs are released to you", number=len(answer["labs"]))
+    text = tr("released to you: {labs}", labs=", ".join(sorted(lab for _, lab in answer["labs"])))
     if not answer["labs"]:
         text = tr("no lab is released yet")
     if "assignment_list" not in answer["extensions"]:
