@@ -1,4 +1,4 @@
-"""Late work beside work that was on time: both are kept, and the instructor is told.
+"""Late work beside work that was on time: both are kept, and commands name both.
 
 A submission after the due date does not replace one before it, unless the course file has ``replaces = true``
 under ``[late]``. The collection puts it into ``collected/<lab>/late/<student>/<time>/``, and the inventory,

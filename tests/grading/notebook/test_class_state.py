@@ -31,7 +31,7 @@ class Class:
             folder.mkdir(parents=True)
 
     def due(self, hours: float, replaces: bool = False) -> None:
-        """Set the due date so many hours from now."""
+        """Set the due date ``hours`` from now."""
         due = (NOW + timedelta(hours=hours)).isoformat()
         dates = {"due": due, "grace_ends": due, "late": "1 point less a day", "replaces": replaces}
         text = json.dumps({"timezone": "Europe/Paris", "labs": {LAB: dates}})
