@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dlo_lib.cluster.states import ElementStatus, of_slurm
+from dlo_lib.cluster.states import ElementStatus, State, of_slurm
 from dlo_lib.text import tr
 
 QUEUE_FORMAT = "%F|%K|%T|%r|%S|%M|%k|%j|%o"
@@ -74,7 +74,8 @@ class QueueRow:
         reason = "" if self.reason in _SAID_BY_STATE else self.reason  # the state says the same
         if reason == "DependencyNeverSatisfied" and self.is_ending:
             reason = tr("the job that it waited for did not complete")
-        start = "" if self.start in ("N/A", "Unknown") else self.start
+        never_began = of_slurm(self.state) is State.CANCELLED and not self.elapsed.strip("0:")
+        start = "" if self.start in ("N/A", "Unknown") or never_began else self.start
         return ElementStatus(self.element, of_slurm(self.state), reason, start, self.elapsed)
 
 

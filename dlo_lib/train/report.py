@@ -77,11 +77,11 @@ class Reporter(Quiet):
         self._since, self._since_step, self._since_tokens = 0.0, state.step, state.tokens
         self._progress.say(
             tr(
-                "{model}, {parameters:,} parameters, {parallel} on {ranks} x {device}: "
+                "{model}, {parameters:,} parameters, {parallel}on {ranks} x {device}: "
                 "steps {first} to {last} of {sequences} sequences of {seq} tokens",
                 model=config.model,
                 parameters=state.parameters,
-                parallel=config.form,
+                parallel=f"{config.form} " if config.is_parallel else "",
                 ranks=place.world_size,
                 device=place.device.type,
                 first=state.step + 1,

@@ -277,10 +277,12 @@ def test_elements_of_graders_that_run_end_by_themselves_and_those_that_wait_are_
 
 def test_an_element_whose_dependency_failed_has_a_reason_in_words(commands):
     job = sent()
-    line = f"JobId=7 JobName={job.name} JobState=%s Reason=DependencyNeverSatisfied Command=x"
-    commands.show(f"echo '{line % 'PENDING'}'")
+    line = f"JobId=7 JobName={job.name} JobState=%s Reason=DependencyNeverSatisfied StartTime=%s RunTime="
+    line += "00:00:00 Command=x"
+    commands.show(f"echo '{line % ('PENDING', 'Unknown')}'")
     assert job.status()[0].reason == "DependencyNeverSatisfied", "explained below the table"
-    commands.show(f"echo '{line % 'CANCELLED'}'")
+    commands.show(f"echo '{line % ('CANCELLED', '2026-11-27T05:00:00')}'")
+    assert job.look()[1][0].start == "", "it never began, and SLURM says the time of its end"
     said = (
         r"cancelled \(the job that it waited for did not complete\); 1 of 1 did not complete. "
         r"resubmit\(\) runs it again. It has printed nothing."
