@@ -157,8 +157,8 @@ def test_grades_go_to_the_terminal_or_to_a_file(course: Path, dlo: Dlo, users: P
     dlo("roster", "import", users)
     shown = dlo("export", "91")
     assert shown.out.splitlines()[1:] == [
-        "ada,91_small,0,0,0,0,0,0,12,NO_ATTEMPT",
-        "chloe,91_small,0,0,0,0,0,0,12,NO_ATTEMPT",
+        "ada,91_small,0,0,0,0,0,0,0,12,NO_ATTEMPT",
+        "chloe,91_small,0,0,0,0,0,0,0,12,NO_ATTEMPT",
     ]
     written = dlo("export", "91", "--to", "moodle", "--out", tmp_path / "grades.csv")
     assert f"2 students in {tmp_path / 'grades.csv'}" in written.out
