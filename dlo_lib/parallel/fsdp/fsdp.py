@@ -42,7 +42,8 @@ from dlo_lib.errors import UserError
 from dlo_lib.parallel.backward_pass import without_sync
 from dlo_lib.parallel.fsdp.dtensors import spec_of
 from dlo_lib.parallel.fsdp.held_shards import HeldShards
-from dlo_lib.parallel.fsdp.param_group import FSDPLayout, FSDPParam, FSDPParamGroup
+from dlo_lib.parallel.fsdp.param import FSDPLayout, FSDPParam
+from dlo_lib.parallel.fsdp.param_group import FSDPParamGroup
 from dlo_lib.parallel.fsdp.state_dict import full_state_dict, load_full_state_dict
 from dlo_lib.parallel.fsdp.unit_schedule import UnitSchedule
 from dlo_lib.parallel.fsdp.wrap import BlockTypes, cut_into_units
@@ -108,9 +109,15 @@ class FSDP(ModuleWrapper):
     ``no_sync``, with no communication except the all-gathers and with the memory of the whole gradients, or
     in the shards without ``no_sync``, with one reduce-scatter in each backward pass.
 
+    Parameters may be frozen and thawed afterwards; zeros are sent for a frozen one. Forward may compute
+    gradients of its inputs (``torch.autograd.grad`` with ``create_graph=True``); all units then stay
+    unsharded until the end of backward. Compile the blocks, not the whole (``parallel.compile``).
+
     Raises:
         UserError: there is no process group; the module is sharded already; a parameter has no gradient (see
-            ``find_unused_parameters``) or a sparse one; ``reshard_after_forward`` does not divide the ranks.
+            ``find_unused_parameters``) or a sparse one; ``reshard_after_forward`` does not divide the ranks;
+            an embedding has ``max_norm``; later, a parameter is new, moved, cast or unfrozen, or is used
+            outside of the forward of its module; the optimiser needs whole matrices.
     """
 
     holds_every_param = True

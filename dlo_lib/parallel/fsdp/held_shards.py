@@ -17,7 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from dlo_lib.errors import UserError
 from dlo_lib.parallel.fsdp.absent_param import used_outside
-from dlo_lib.parallel.fsdp.param_group import FSDPParam
+from dlo_lib.parallel.fsdp.param import FSDPParam
 from dlo_lib.parallel.held_params import HeldMemory, HeldModule, requires_grad_of
 
 

@@ -20,7 +20,6 @@ flat buffer across parameter boundaries would need no rearranging, but would cut
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,11 +29,11 @@ from torch.autograd.graph import get_gradient_edge
 
 from dlo_lib.parallel.fsdp.absent_param import AbsentParam
 from dlo_lib.parallel.fsdp.dtensors import ShardSpec, rows_of, show_dtensors, show_optimizer_dtensors
+from dlo_lib.parallel.fsdp.param import FSDPLayout, FSDPParam
 from dlo_lib.parallel.fsdp.wrap import ParamRef, WrapPlan
 from dlo_lib.parallel.materialize import Values
 from dlo_lib.parallel.sharding.grad_reduction import divisors
 from dlo_lib.parallel.sharding.sharded_grad import GradScope, mark
-from dlo_lib.parallel.sharding.transport import BufferPool, Transport
 
 
 class ShardedState(enum.Enum):
@@ -43,51 +42,6 @@ class ShardedState(enum.Enum):
     SHARDED = "sharded"
     GATHERING = "gathering"
     UNSHARDED = "unsharded"
-
-
-@dataclass(eq=False)
-class FSDPParam:
-    """One parameter of a unit. ``offset`` and ``numel`` locate its part, padding included, in the row of a
-    rank."""
-
-    name: str
-    owners: list[tuple[nn.Module, str]]
-    offset: int
-    numel: int
-    shard: nn.Parameter
-    whole: nn.Parameter
-    parts: Tensor
-    """The memory of ``whole`` with its padding, (ranks, numel). Row r is the part of rank r."""
-    absent: AbsentParam
-    """What the code of the model finds while the parameter is sharded."""
-    arrived: bool = False
-    """Whether this backward pass has computed the gradient."""
-    filled: bool = False
-    """Whether a gradient of this pass, or of an earlier one, is packed and not reduced yet."""
-
-    @property
-    def frozen(self) -> bool:
-        """Whether the parameter was frozen after wrapping."""
-        return not self.shard.requires_grad
-
-
-@dataclass(frozen=True)
-class FSDPLayout:
-    """The process groups, devices and dtypes of the units. A dtype of None is the dtype of the parameters."""
-
-    group: dist.ProcessGroup
-    transport: Transport
-    pool: BufferPool
-    device: torch.device
-    shard_device: torch.device
-    compute_dtype: torch.dtype | None
-    reduce_dtype: torch.dtype | None
-    replicas: dist.ProcessGroup | None
-    """The ranks that hold the same shards. Gradients are averaged over them as well."""
-    post_forward_group: dist.ProcessGroup | None
-    """The ranks that hold the whole unit together between forward and backward; None for ``group``."""
-    averaged_ranks: int
-    """The number of ranks over which gradients are averaged, which divides their sum."""
 
 
 class FSDPParamGroup:

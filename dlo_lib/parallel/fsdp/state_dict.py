@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
-from dlo_lib.parallel.fsdp.param_group import FSDPParam, FSDPParamGroup
+from dlo_lib.parallel.fsdp.param import FSDPParam
+from dlo_lib.parallel.fsdp.param_group import FSDPParamGroup
 
 
 def fsdp_params_by_name(module: nn.Module, units: Sequence[FSDPParamGroup]) -> dict[str, FSDPParam]:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from dlo_lib.parallel.fsdp.dtensors import refuse_copy
-from dlo_lib.parallel.fsdp.param_group import FSDPParam, FSDPParamGroup
+from dlo_lib.parallel.fsdp.param import FSDPParam
+from dlo_lib.parallel.fsdp.param_group import FSDPParamGroup
 from dlo_lib.parallel.fsdp.wrap import CallSpan
 from dlo_lib.parallel.nested import map_tensors, tensors_in
 from dlo_lib.parallel.sharding.grad_reduction import GradReduceScatter

@@ -2,7 +2,8 @@
 
 ``buckets`` packs small tensors into messages. ``transport`` exchanges shards and reuses the buffers.
 ``grad_reduction`` reduce-scatters the gradients of a backward pass. ``clip`` clips gradients that are in
-shards, and with ``sharded_grad`` PyTorch's own clipping and loss scaling do the same. Imports
+shards, and with ``sharded_grad`` PyTorch's own clipping and loss scaling do the same. ``elementwise`` tells
+which optimisers may update shards. Imports
 ``backward_pass``.
 """
 
