@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
@@ -32,6 +33,8 @@ pytestmark = [
 # Two sites for a browser: cookies of one in a page of the other are those of a third party.
 MOODLE, HUB = "moodle.test", "hub.test"
 RESOLVE = f"--host-resolver-rules=MAP {MOODLE} 127.0.0.1, MAP {HUB} 127.0.0.1"
+ACCEPTS = {"profile": {"cookie_controls_mode": 0, "block_third_party_cookies": False}}
+"""Chromium's preferences: without them it refuses these cookies."""
 TABLE = """
 [lti]
 issuer = "https://{moodle}:{port}"
@@ -89,6 +92,9 @@ def moodle(
 @pytest.fixture
 def page(moodle: SmallMoodle, tmp_path: Path) -> Iterator[Page]:
     """A page of a browser with a profile, which accepts the cookies of third parties."""
+    preferences = tmp_path / "profile" / "Default" / "Preferences"
+    preferences.parent.mkdir(parents=True)
+    preferences.write_text(json.dumps(ACCEPTS))
     with chromium(RESOLVE, profile=tmp_path / "profile") as context:
         yield context.new_page()
 

@@ -51,6 +51,12 @@ def browser(hub: ClassOnHub) -> Iterator[Browser]:
 
 def typed(page: Page, lines: list[str], folder: Path) -> None:
     """Type lines of the README in the open terminal, with the lab of the tests; wait until each succeeds."""
+    ready = folder / "ready"
+    while not ready.exists():  # what is typed before the shell has started may be lost
+        page.keyboard.press("Control+U")
+        page.keyboard.type(f"touch {ready}")
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(1000)
     for line in lines:
         ended = folder / f"ended-{time.monotonic_ns()}"
         for text in (line.replace(LAB_OF_README, LAB), f"echo $? > {ended}"):
