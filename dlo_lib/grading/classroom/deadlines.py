@@ -21,10 +21,12 @@ from nbgrader.api import Gradebook, MissingEntry, SubmittedAssignment
 from nbgrader.apps.api import NbGraderAPI
 from nbgrader.plugins import LateSubmissionPlugin
 from nbgrader.preprocessors import AssignLatePenalties
+from sqlalchemy.exc import OperationalError
 
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.grading.classroom.course_file import CourseFile, Duration, LateRule, read_course_file
+from dlo_lib.grading.classroom.gradebook_file import is_locked, locked_gradebook, patient_url
 from dlo_lib.grading.classroom.roster import unknown_student
 from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.grading.lab.times import DEADLINES_FILE, how_late
@@ -123,21 +125,30 @@ def settle(course: NbGraderAPI, lab: LabInfo) -> Deadlines:
     """Enter due date, extensions and penalties of ``lab`` into the gradebook; return the deadlines.
 
     Raises:
-        UserError: as :func:`read_deadlines`.
+        UserError: as :func:`read_deadlines`, or another program holds the gradebook.
     """
     found = read_deadlines(course, lab)
     step = AssignLatePenalties(parent=course)
-    with course.gradebook as gradebook:
-        try:
-            assignment = gradebook.find_assignment(lab.directory)
-        except MissingEntry:
-            return found
-        if found.due is not None:
-            assignment.duedate = found.due.replace(tzinfo=None)
-        for submission in gradebook.assignment_submissions(lab.directory):
-            settle_submission(submission, found, step, gradebook)
-        gradebook.db.commit()
+    try:
+        with Gradebook(patient_url(course.coursedir.db_url), course.coursedir.course_id) as gradebook:
+            _settle(gradebook, lab, found, step)
+    except OperationalError as error:
+        if is_locked(error):
+            raise locked_gradebook(Path(course.coursedir.root)) from error
+        raise
     return found
+
+
+def _settle(gradebook: Gradebook, lab: LabInfo, found: Deadlines, step: AssignLatePenalties) -> None:
+    try:
+        assignment = gradebook.find_assignment(lab.directory)
+    except MissingEntry:
+        return
+    if found.due is not None:
+        assignment.duedate = found.due.replace(tzinfo=None)
+    for submission in gradebook.assignment_submissions(lab.directory):
+        settle_submission(submission, found, step, gradebook)
+    gradebook.db.commit()
 
 
 def publish_deadlines(course: NbGraderAPI) -> str:
@@ -210,19 +221,18 @@ def settle_submission(
         submission.extension = due - deadlines.due if extended else None  # type: ignore[operator]
     late = seconds_late(submission, deadlines)
     for notebook in submission.notebooks:
-        notebook.late_submission_penalty = None
-        if not late:
-            continue
-        gradebook.db.flush()  # the score is a sum that the database computes
-        gradebook.db.refresh(notebook)
-        if deadlines.rule.has_penalty:
-            points = deadlines.penalty(student, submitted, notebook.score, notebook.max_score)
-            notebook.late_submission_penalty = points or None
-            continue
-        step.init_plugin()
-        penalty = step.plugin_inst.late_submission_penalty(student, notebook.score, late)
-        if penalty is not None:
-            notebook.late_submission_penalty = step._check_late_penalty(notebook, penalty)
+        penalty: float | None = None
+        if late:
+            gradebook.db.flush()  # the score is a sum that the database computes
+            gradebook.db.refresh(notebook)
+            if deadlines.rule.has_penalty:
+                penalty = deadlines.penalty(student, submitted, notebook.score, notebook.max_score) or None
+            else:
+                step.init_plugin()
+                penalty = step.plugin_inst.late_submission_penalty(student, notebook.score, late)
+                penalty = None if penalty is None else step._check_late_penalty(notebook, penalty)
+        if notebook.late_submission_penalty != penalty:  # without a change, no other program is disturbed
+            notebook.late_submission_penalty = penalty
 
 
 def seconds_late(submission: SubmittedAssignment, deadlines: Deadlines) -> float:

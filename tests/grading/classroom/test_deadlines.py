@@ -4,7 +4,9 @@ silently.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -215,3 +217,20 @@ def test_the_first_submission_counts_although_it_is_late(course: Path, write, su
     submit("22 14:00", "later")
     item, counts = collected(course)
     assert (counts, item.late, late_files(course)) == ("later", 51 * 3600, [])
+
+
+def test_a_gradebook_that_another_program_holds_is_named(
+    scored: Path, write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(RULE + DUE)
+    settle(open_course(scored), lab())
+    monkeypatch.setattr("dlo_lib.grading.classroom.gradebook_file.LOCK_SECONDS", 0.0)
+    opened = open_course(scored)
+    with contextlib.closing(sqlite3.connect(scored / "gradebook.db")) as other:
+        other.execute("BEGIN IMMEDIATE")
+        settle(opened, lab())  # nothing changes, so nothing is written
+        write(RULE.replace("per_day = 1", "per_day = 2") + DUE)
+        with pytest.raises(UserError, match="another program holds the gradebook"):
+            settle(opened, lab())
+    settle(opened, lab())
+    assert penalties(scored)["chloe"] == (6, 0)
