@@ -168,9 +168,8 @@ def bare(elsewhere_conf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 class Row:
     """One command with one fault, and the jobs that the operations change."""
 
-    def __init__(self, bench: Bench, command: str, fault: str, patched: pytest.MonkeyPatch) -> None:
+    def __init__(self, bench: Bench, command: str, fault: str) -> None:
         self.bench, self.faults, self.command, self.fault = bench, bench.faults, command, fault
-        self.patched = patched
         bench.restore()
         self.name = f"{command}-{fault}"
         self.ends = sent(f"ends-{self.name}")
@@ -214,7 +213,7 @@ def row(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Row:
     # The estimate of the start is asked for under the fault, where it counts.
     with monkeypatch.context() as patched:
         patched.setattr(slurm, "expected_start", lambda script: ("", ""))
-        return Row(bench, command, fault, monkeypatch)
+        return Row(bench, command, fault)
 
 
 def submission(row: Row) -> None:
@@ -314,12 +313,9 @@ def grading(row: Row) -> None:
 
 def whole_grading(row: Row) -> None:
     """`dlo grade --slurm` with elements that judge nothing; the fault ends while it waits for them."""
-    row.patched.setattr(submissions, "ACCEPTED_S", 2.0)
-    row.patched.setattr(array, "trusted_python", lambda code, queue, **_: ["bash", "-c", JUDGE, "_", queue])
     Path("judged").unlink(missing_ok=True)
     lab = SimpleNamespace(directory=row.name)
     judges = array_of_judges(lab, Path(), Wanted(2, cores=1, time="120"), unsafe=True)
-    row.patched.setattr(judges, "_on_record", lambda: True)
     students = [JudgeJob(f"s{number}", Path("a"), Path("b"), "") for number in range(3)]
     looks: list[object] = []
 
@@ -328,7 +324,10 @@ def whole_grading(row: Row) -> None:
         if len(looks) == 3:
             row.faults.mend()
 
-    with row.spoilt():
+    with pytest.MonkeyPatch.context() as patched, row.spoilt():
+        patched.setattr(submissions, "ACCEPTED_S", 2.0)
+        patched.setattr(array, "trusted_python", lambda code, queue, **_: ["bash", "-c", JUDGE, "_", queue])
+        patched.setattr(judges, "_on_record", lambda: True)
         try:
             rows = list(judges.judge(students, 1, waiting))
         except UserError as error:
