@@ -60,7 +60,7 @@ def terminal(page: Page) -> None:
     menus = page.locator(".lm-Menu")
     menus.get_by_text("New", exact=True).hover()
     menus.get_by_text("Terminal", exact=True).click()
-    page.locator(".jp-Terminal:not(.lm-mod-hidden) .xterm-screen").last.click()
+    page.locator(".jp-Terminal .xterm-screen:visible").last.click()
 
 
 def picture(page: Page, tmp_path: Path, name: str) -> None:
