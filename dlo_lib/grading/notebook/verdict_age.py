@@ -1,8 +1,8 @@
 """Whether a verdict is still about the text of its cell.
 
 A verdict stays in the notebook, also after the cell above it was edited, and after a reload of the page.
-Three cases are reported: the cell was edited before the check and not run; it runs with another text after the
-check; and after a restart, the saved cell differs from the one that was judged.
+Three cases are reported: the cell was edited before the check and not run; it runs with another text after
+the check; and after a restart, the saved cell differs from the one that was judged.
 """
 
 from __future__ import annotations
