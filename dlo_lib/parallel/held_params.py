@@ -1,6 +1,6 @@
 """Whether a wrapped module still has the parameters that its wrapper knows.
 
-A wrapper registers hooks on parameters, and some move them into memory of their own. A module that is changed
+A wrapper registers hooks on parameters, and some move them into flat memory. A module that is changed
 afterwards (a new layer, ``module.bfloat16()``, ``param.data = ...``) would train on silently with gradients
 that are not averaged, or with updates that do not reach it. Before each forward, the wrapper compares what it
 knows with what the module has, and refuses a change in one sentence.
