@@ -132,7 +132,7 @@ def test_without_cookies_of_third_parties_a_new_window_works(
 ) -> None:
     moodle.custom = {"login": hub.person("ada")}
     strict_page.goto(f"{moodle.issuer}/course")
-    strict_page.frame_locator("iframe").get_by_text("OAuth state missing from cookies").wait_for()
+    strict_page.frame_locator("iframe").get_by_text("OAuth state missing from cookies").first.wait_for()
     strict_page.goto(moodle.launch_url)
     works_in(strict_page)
     picture(strict_page, tmp_path, "moodle_window")
