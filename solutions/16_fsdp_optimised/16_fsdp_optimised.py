@@ -738,8 +738,9 @@ def compile_blocks(blocks, backend) -> None:
 lab.check("compile")
 
 # %% [markdown] id="compile_after"
-# The next cell compiles a small Llama in the FSDP of the library: as a whole, then block by block with your
-# function. (About 15 s.) How many different graphs does the compiler make, for 4 equal blocks?
+# The next cell compiles a small Llama in the FSDP of lab 15: as a whole, then block by block with your function. (About
+# 15 s. The FSDP of the library refuses to be compiled as a whole.) How many different graphs does the compiler make, for
+# 4 equal blocks?
 
 # %% id="predict_compile" tags=["prediction"]
 expected_graphs = {"as a whole": None, "block by block": None}

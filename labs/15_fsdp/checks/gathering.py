@@ -18,7 +18,7 @@ from dlo_lib.labkit.traffic import passes_exactly, passes_only, sends_one_of
 from .scenarios import freed, gathered, kept_for_backward, large_freed, large_reduced, reduced, stored
 from .twins import from_ranks, mean_rows, packed_bytes, packed_row, rows_of
 
-ROOM, ROOM_OF_LIBRARY = MIB, 1.5 * MIB  # a process needs 0.1 to 0.4 MiB besides its tensors, 1.2 MiB with ``fully_shard``
+ROOM, ROOM_OF_LIBRARY = MIB, 1.5 * MIB  # a process needs 0.1 to 0.4 MiB besides its tensors, 0.8 MiB with ``fully_shard``
 
 # -- what messages carry
 
