@@ -50,7 +50,7 @@ def test_a_job_has_the_type_the_options_and_the_software_of_its_centre(centre):
     command = 'echo "$SLURM_JOB_PARTITION $CUDA_VISIBLE_DEVICES $OF_SITE $MINE"'
     asked = {"gpus": 2, "site": centre, "time": 5, "setup": ["export MINE=2"]}
     job = cluster.submit(["bash", "-c", command], options={"nice": 3, "comment": "mine"}, **asked)
-    assert job.wait(timeout=90).logs().splitlines() == [
+    assert job.wait(timeout=600).logs().splitlines() == [
         "module purge", "module load gcc/12", "training 0,1 1 2"
     ]  # fmt: skip
     number = str(job.record.turns[0].number)
@@ -69,7 +69,7 @@ def test_ranks_without_gpus_and_the_output_of_each(centre):
     asked = {"ranks": 4, "nodes": 2, "cores": 1, "site": centre, "time": 5}
     Path("program.py").write_text("import os\nprint('task', os.environ['SLURM_PROCID'])\n")
     job = cluster.submit("program.py", **asked)
-    job.wait(timeout=90)
+    job.wait(timeout=600)
     assert [job.logs(rank=rank) for rank in range(4)] == [f"task {rank}\n" for rank in range(4)]
 
 
@@ -92,7 +92,7 @@ def test_each_rank_runs_in_the_container_of_the_site(centre, tmp_path, monkeypat
     centre.write_text('container = "/images/torch.sif"\n' + centre.read_text())
     Path("program.py").write_text("import os\nprint(os.environ['IN_IMAGE'], os.environ['SLURM_PROCID'])\n")
     job = cluster.submit("program.py", gpus=2, site=centre, time=5)
-    job.wait(timeout=90)
+    job.wait(timeout=600)
     assert [job.logs(rank=rank) for rank in range(2)] == ["yes 0\n", "yes 1\n"]
     library = job.folder.parents[1] / "library"
     binds = f"--bind {tmp_path} --bind {job.folder} --bind {library} /images/torch.sif "
@@ -105,10 +105,10 @@ def test_a_sweep_waits_element_by_element_and_a_job_for_any_end(centre):
     first = cluster.submit(["bash", "-c", 'exit "$1"'], sweep={"code": [0, 3]}, site=centre, time=5)
     each = cluster.submit(["true"], sweep={"n": [0, 1]}, site=centre, after=first, after_kind="aftercorr")
     last = cluster.submit(["true"], site=centre, time=5, after=first, after_kind="afterany", name="last")
-    last.wait(timeout=90)
+    last.wait(timeout=600)
     assert "--kill-on-invalid-dep" not in first.script
     with pytest.raises(cluster.JobFailed, match="element 1 cancelled"):
-        each.wait(timeout=90)
+        each.wait(timeout=600)
     assert each.state == "1 completed, 1 cancelled"
 
 
@@ -235,7 +235,7 @@ def test_ranks_on_nodes_without_gres_with_the_partition_and_the_variables_of_the
     job = cluster.submit(place_of_rank, env={"MINE": "it's #1"}, srun={"unbuffered": True}, **wanted)
     assert "--gres" not in job.script
     assert 'srun --kill-on-bad-exit=1 --label --wait="60" --unbuffered ' in job.script
-    partition, mine, names = job.wait(timeout=120).result()
+    partition, mine, names = job.wait(timeout=600).result()
     assert (mine, names) == ("it's #1", "node1,node1,node2,node2")
     assert set(partition.split(",")) <= {"night", "day"}
     with pytest.raises(UserError, match='unknown partition "nigth": did you mean night'):
@@ -259,7 +259,7 @@ def test_a_sweep_larger_than_an_array_is_one_job_in_parts(stranger, capsys):
     ]  # fmt: skip
     assert cluster.submit(command, **asked).record.turns == job.record.turns
     with pytest.raises(cluster.JobFailed, match="element 20 failed"):
-        job.wait(timeout=120)
+        job.wait(timeout=600)
     assert [job.logs(element) for element in (0, 10, 11, 24)] == [
         f"element {number} of {number}\n" for number in (0, 10, 11, 24)
     ]
@@ -268,7 +268,7 @@ def test_a_sweep_larger_than_an_array_is_one_job_in_parts(stranger, capsys):
     assert [turn.elements for turn in job.record.turns[3:]] == [(20,)]
     assert job.record.turns[3].number not in numbers
     with pytest.raises(cluster.JobFailed, match="element 20 failed"):
-        job.wait(timeout=120)
+        job.wait(timeout=600)
     assert job.logs(20).count("element 20 of 20\n") == 2
 
 
@@ -315,8 +315,8 @@ def test_a_part_that_slurm_refuses_is_submitted_later(stranger, monkeypatch, cap
     job = cluster.submit(["true"], **asked)
     assert "SLURM accepts 11 of 24 elements (SLURM refuses the job: too many jobs)" in capsys.readouterr().out
     with pytest.raises(cluster.JobFailed):
-        job.wait(timeout=120)
+        job.wait(timeout=600)
     assert job.state == "11 completed, 13 lost"
     job.resubmit()
-    job.wait(timeout=120)
+    job.wait(timeout=600)
     assert job.state == "24 completed"

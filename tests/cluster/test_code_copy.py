@@ -80,8 +80,8 @@ def test_an_edit_after_the_submission_does_not_change_the_job_and_makes_another(
         assert edited.folder != job.folder
         assert capsys.readouterr().out.splitlines()[-1] == f"submitted job {edited.name}"
     Path("go").touch()
-    assert job.wait(timeout=60).logs().startswith("first!")
-    assert edited.wait(timeout=60).logs().startswith("second?")
+    assert job.wait(timeout=600).logs().startswith("first!")
+    assert edited.wait(timeout=600).logs().startswith("second?")
 
 
 IDIOMS = {
@@ -122,8 +122,8 @@ def test_an_edit_below_an_added_folder_does_not_reach_the_job(project):
     edited = cluster.submit("program.py", after=hold)
     assert edited.folder != job.folder
     Path("go").touch()
-    assert job.wait(timeout=60).logs().startswith("first!")
-    assert edited.wait(timeout=60).logs().startswith("second!")
+    assert job.wait(timeout=600).logs().startswith("first!")
+    assert edited.wait(timeout=600).logs().startswith("second!")
 
 
 def test_a_sitecustomize_of_the_user_runs_as_well(project):
@@ -232,5 +232,5 @@ def test_a_project_that_is_too_large_is_one_line(project, monkeypatch):
 def test_ranks_of_a_module_run_the_copy(project):
     job = cluster.submit("program", gpus=2)
     Path("my_helper.py").write_text("def word():\n    return 'edited'\n")
-    assert job.wait(timeout=120).logs(rank=1).startswith("first!\n")
+    assert job.wait(timeout=600).logs(rank=1).startswith("first!\n")
     assert job.logs().count("first!") == 2

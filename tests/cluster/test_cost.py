@@ -110,7 +110,7 @@ def test_a_job_says_what_it_may_cost_and_what_it_has_used(
         f"found job {job.record.turns[0].number} ({job.name}), sub"
         in capsys.readouterr().out.splitlines()[-1]
     )
-    job.wait(timeout=90)
+    job.wait(timeout=600)
     begun = time.monotonic()
     while (used := job.usage()) is None or used.hours * 3600 < 2:
         assert time.monotonic() - begun < 60, used

@@ -76,7 +76,7 @@ def of_square(n: int) -> tuple[int, str]:
 def test_a_sweep_over_a_function_is_one_array_with_a_result_for_each_element(jean_zay):
     job = cluster.submit(of_square, sweep={"n": [2, 3]}, **V100)
     assert [status.element for status in job.status()] == [0, 1]
-    assert job.wait(timeout=120).results() == [(4, "gpu_p13"), (9, "gpu_p13")]
+    assert job.wait(timeout=600).results() == [(4, "gpu_p13"), (9, "gpu_p13")]
     assert "the square of 3" in job.logs(1)
     assert len(job.record.turns) == 1
 
@@ -92,7 +92,7 @@ def test_ranks_of_a_function_are_one_process_group(jean_zay):
         return total.item(), socket.gethostname()
 
     job = cluster.submit(ranks, {"value": 1.0}, gpus=2, nodes=2, **V100)
-    assert job.wait(timeout=120).result() == (3.0, "v1")
+    assert job.wait(timeout=600).result() == (3.0, "v1")
 
 
 def test_the_traceback_of_a_function_starts_in_its_code(jean_zay):
@@ -106,7 +106,7 @@ def test_the_traceback_of_a_function_starts_in_its_code(jean_zay):
             r"broken-\w+: element 0 failed with status 1; 1 of 1 did not complete.*(?s:.)*ValueError: no such"
         ),
     ):
-        job.wait(timeout=120)
+        job.wait(timeout=600)
     assert "dlo_lib" not in job.logs().partition("Traceback")[2]
     with pytest.raises(JobFailed, match="rank 0 raised ValueError: no such batch"):
         job.result()
@@ -114,7 +114,7 @@ def test_the_traceback_of_a_function_starts_in_its_code(jean_zay):
 
 def test_the_same_call_finds_the_same_job(jean_zay, tmp_path):
     (tmp_path / "work.sh").write_text("echo done >> runs.txt")
-    first = cluster.submit("work.sh", **V100).wait(timeout=60)
+    first = cluster.submit("work.sh", **V100).wait(timeout=600)
     again = cluster.submit("work.sh", **V100)
     assert again.folder == first.folder
     assert again.done
@@ -144,7 +144,7 @@ def test_a_job_outlives_its_kernel_and_is_found_by_the_next(jean_zay):
     job = cluster.submit(["bash", "-c", "sleep 3; echo $SLURM_JOB_ID"], **V100)
     assert str(job.folder) in said.stdout
     assert not job.done
-    assert job.wait(timeout=60).logs().split() == [str(job.record.turns[0].number)]
+    assert job.wait(timeout=600).logs().split() == [str(job.record.turns[0].number)]
     assert cluster.job(str(job.record.turns[0].number)).folder == cluster.job(job.name).folder == job.folder
 
 
@@ -202,7 +202,7 @@ def test_cancelled_elements_run_again_and_completed_ones_do_not(jean_zay, tmp_pa
     with pytest.raises(JobFailed, match="element 1 cancelled"):
         job.wait()
     (tmp_path / "go").touch()
-    job.resubmit().wait(timeout=60)
+    job.resubmit().wait(timeout=600)
     assert sorted((tmp_path / "log").read_text().splitlines()) == ["turn of 0", "turn of 1", "turn of 1"]
     with pytest.raises(UserError, match="has completed; nothing is resubmitted"):
         job.resubmit()
@@ -218,7 +218,7 @@ def test_a_lost_element_can_be_requeued(jean_zay, tmp_path):
     until(lambda: (tmp_path / "n1").exists(), job)
     (tmp_path / "again").touch()
     job.requeue(1)
-    job.wait(timeout=90)
+    job.wait(timeout=600)
     assert [(tmp_path / name).read_text() for name in ("n0", "n1")] == ["x\n", "x\nx\n"]
     assert len(job.record.turns) == 1
 
@@ -228,7 +228,7 @@ def test_a_job_starts_after_another_has_completed_and_not_after_one_that_failed(
     second = cluster.submit(shell("test -e first"), name="second", after=first, **V100)
     broken = cluster.submit(shell("exit 3"), name="broken", **V100)
     never = cluster.submit(shell("touch never"), name="never", after=broken, **V100)
-    second.wait(timeout=60)
+    second.wait(timeout=600)
     until(lambda: never.done, never)
     assert never.status()[0].state is State.CANCELLED
     assert not Path("never").exists()
@@ -264,7 +264,7 @@ def test_a_wait_continues_while_the_controller_does_not_answer(jean_zay, monkeyp
         return real(number, mark)
 
     monkeypatch.setattr(slurm, "queue", queue)
-    job.wait(timeout=60)
+    job.wait(timeout=600)
     assert len(asked) >= 3
 
 
@@ -320,7 +320,7 @@ def test_a_run_that_stopped_before_its_limit_has_not_completed(jean_zay, tmp_pat
     assert job.state == "stopped"
     assert [(status.state, status.reason) for status in job.status()] == [(State.STOPPED, "")]
     (tmp_path / "again").touch()
-    job.resubmit().wait(timeout=60)
+    job.resubmit().wait(timeout=600)
 
 
 def test_elements_of_a_sweep_do_not_share_a_folder(jean_zay):

@@ -51,7 +51,7 @@ def test_the_packages_that_code_imports_are_followed():
 
 
 def test_a_job_runs_the_library_of_its_submission(alone):
-    job = cluster.submit("program.py").wait(timeout=60)
+    job = cluster.submit("program.py").wait(timeout=600)
     place, width = job.logs().split()
     assert place == str(job.folder / "library" / "dlo_lib" / "text.py")
     assert int(width) == dlo_lib.text.WIDTH
@@ -61,7 +61,7 @@ def test_a_job_runs_the_library_of_its_submission(alone):
     assert compiled, "the first job does not compile the library"
     second = cluster.submit("program.py", ["again"])
     assert (second.folder / "library").resolve() == store, "one copy serves all jobs"
-    second.wait(timeout=60)
+    second.wait(timeout=600)
 
 
 def test_a_program_beside_the_library_runs_the_copy_too(alone, monkeypatch):
@@ -71,7 +71,7 @@ def test_a_program_beside_the_library_runs_the_copy_too(alone, monkeypatch):
     (checkout / "dlo_lib").symlink_to(library.ROOT)
     shutil.copy("program.py", checkout / "program.py")
     monkeypatch.chdir(checkout)
-    job = cluster.submit("program.py").wait(timeout=60)
+    job = cluster.submit("program.py").wait(timeout=600)
     assert Path(job.logs().split()[0]).resolve().is_relative_to(job.folder.parents[1] / "library")
 
 
@@ -109,7 +109,7 @@ def test_a_pull_makes_another_job_and_leaves_the_first_as_submitted(alone):
 
 
 def test_versions_that_no_job_uses_are_removed(alone, monkeypatch):
-    job = cluster.submit("program.py").wait(timeout=60)
+    job = cluster.submit("program.py").wait(timeout=600)
     used = (job.folder / "library").resolve()
     (used.parent / "0123456789abcdef").mkdir()
     monkeypatch.setattr(library, "version", lambda: "fedcba9876543210")
@@ -120,7 +120,7 @@ def test_versions_that_no_job_uses_are_removed(alone, monkeypatch):
 
 
 def test_without_a_copy_the_job_runs_the_library_of_its_start(alone):
-    job = cluster.submit("program.py", copy_code=False).wait(timeout=60)
+    job = cluster.submit("program.py", copy_code=False).wait(timeout=600)
     assert Path(job.logs().split()[0]).resolve().is_relative_to(library.ROOT)
     assert not (job.folder / "library").exists()
 
@@ -136,7 +136,7 @@ subprocess.run(trusted_python("import dlo_lib; print(dlo_lib.__file__)"), check=
 
 def test_an_isolated_process_of_a_job_runs_the_copy_and_so_do_its_own_processes(alone):
     """The elements of `dlo grade --slurm` ignore PYTHONPATH."""
-    job = cluster.submit(trusted_python(GRADER, library_of_job=True), gpus=0).wait(timeout=60)
+    job = cluster.submit(trusted_python(GRADER, library_of_job=True), gpus=0).wait(timeout=600)
     copy = (job.folder / "library").resolve() / "dlo_lib" / "__init__.py"
     assert job.logs().split() == [str(copy)] * 2
     outside = subprocess.run(trusted_python(GRADER, library_of_job=True), capture_output=True, text=True)

@@ -55,7 +55,7 @@ def test_the_same_call_runs_on_this_machine_with_a_notice(capsys):
         f"submitted job {job.name}\n"
     )
     assert capsys.readouterr().out == said
-    job.wait(timeout=60)
+    job.wait(timeout=600)
     assert job.record.site == "local"
     assert [job.logs(element) for element in (0, 1)] == ["5\n", "6\n"]
 
@@ -86,7 +86,7 @@ def test_elements_and_jobs_run_one_after_another(tmp_path):
     overlap = shell("mkdir alone && sleep 0.3 && rmdir alone")
     jobs = [cluster.submit(overlap, sweep=[{"a": 1}, {"a": 2}], name=name) for name in ("one", "two")]
     for job in jobs:
-        job.wait(timeout=60)
+        job.wait(timeout=600)
 
 
 def test_a_function_runs_on_as_many_ranks_as_it_asks_for():
@@ -98,7 +98,7 @@ def test_a_function_runs_on_as_many_ranks_as_it_asks_for():
         dist.all_reduce(total)
         return int(total), dist.get_world_size()
 
-    assert cluster.submit(ranks, {"value": 10}, gpus=2).wait(timeout=120).result() == (21, 2)
+    assert cluster.submit(ranks, {"value": 10}, gpus=2).wait(timeout=600).result() == (21, 2)
 
 
 def test_after_a_failure_the_rest_still_runs():
@@ -106,7 +106,7 @@ def test_after_a_failure_the_rest_still_runs():
     with pytest.raises(
         JobFailed, match=r"element 0 failed with status 4; 1 of 2 did not complete(?s:.)*this is 4"
     ):
-        job.wait(timeout=60)
+        job.wait(timeout=600)
     assert [status.state for status in job.status()] == [State.FAILED, State.COMPLETED]
 
 
@@ -156,7 +156,7 @@ def test_no_process_outlives_the_kernel_and_the_same_call_resumes(tmp_path):
     (tmp_path / "go").touch()
     again = cluster.submit(shell(COMMAND), sweep=[{"a": 1}, {"a": 2}])
     assert again.folder == lost.folder
-    again.wait(timeout=60)
+    again.wait(timeout=600)
 
 
 def test_a_job_starts_after_another_has_completed(tmp_path):
@@ -164,14 +164,14 @@ def test_a_job_starts_after_another_has_completed(tmp_path):
     second = cluster.submit(shell("test -e first"), name="second", after=first)
     failed = cluster.submit(shell("exit 3"), name="failed")
     never = cluster.submit(shell("touch never"), name="never", after=failed)
-    second.wait(timeout=60)
+    second.wait(timeout=600)
     until(lambda: never.done)
     assert never.status()[0].state is State.CANCELLED
     assert not (tmp_path / "never").exists()
 
 
 def test_an_unknown_job_offers_the_nearest():
-    job = cluster.submit(shell("true"), name="nightly").wait(timeout=60)
+    job = cluster.submit(shell("true"), name="nightly").wait(timeout=600)
     assert cluster.job("nightly").folder == job.folder
     with pytest.raises(UserError, match='unknown job "weekly"'):
         cluster.job("weekly")

@@ -102,7 +102,7 @@ def test_a_job_of_another_state_folder_is_not_adopted(jean_zay, tmp_path, monkey
     assert other.name == first.name
     assert other.record.turns[0].number != records.read(folder).turns[0].number
     Path("go").touch()
-    other.wait(timeout=60)
+    other.wait(timeout=600)
 
 
 def test_the_environment_of_a_rank_does_not_leak_into_a_job(jean_zay, monkeypatch):
@@ -115,7 +115,7 @@ def test_the_environment_of_a_rank_does_not_leak_into_a_job(jean_zay, monkeypatc
     Path("program.py").write_text(
         f"import json, os; print(json.dumps({{name: os.environ.get(name) for name in {names!r}}}))"
     )
-    job = cluster.submit(["python", "program.py"], **V100).wait(timeout=60)
+    job = cluster.submit(["python", "program.py"], **V100).wait(timeout=600)
     seen = json.loads(job.logs())
     assert seen.pop("TMPDIR") != os.getcwd()  # SLURM gives the job one
     assert [seen[name] for name in LEAKS[:-1]] == [None] * (len(LEAKS) - 1)

@@ -158,4 +158,4 @@ def test_a_real_sbatch_reads_each_name_and_the_job_is_found(jean_zay, tmp_path, 
     renamed.cancel()
     assert renamed.state == "cancelled"
     job = cluster.submit(["echo", "it's #1"], name="essai #2 --exclusive", sweep={"x": ["a b", "#"]}, **asked)
-    assert job.wait(timeout=90).logs(1) == "it's #1 --x #\n"
+    assert job.wait(timeout=600).logs(1) == "it's #1 --x #\n"

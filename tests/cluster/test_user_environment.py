@@ -125,7 +125,7 @@ def test_a_job_is_what_its_call_asked_for_whatever_the_shell_sets(jean_zay, tmp_
     wanted = ("Account=abc@v100", "TimeLimit=00:05:00", "Partition=gpu_p13", f"JobName={job.name}")
     for part in (*wanted, f"StdOut={job.folder}/logs/0.out", f"StdErr={job.folder}/logs/0.out"):
         assert f"{part}\n" in shown.replace(" ", "\n"), part
-    assert job.wait(timeout=120).result() == "done"
+    assert job.wait(timeout=600).result() == "done"
 
 
 @pytest.mark.parametrize("locale", ["C.UTF-8", ""])
@@ -135,5 +135,5 @@ def test_a_job_has_the_locale_of_the_user(locale, jean_zay, tmp_path, monkeypatc
     monkeypatch.setenv("LC_ALL", locale)
     monkeypatch.chdir(tmp_path)
     command = ["bash", "-c", 'echo "<${LC_ALL:-}>"']
-    job = cluster.submit(command, gpus=0, site="jean-zay-v100", account="abc", time=5).wait(timeout=120)
+    job = cluster.submit(command, gpus=0, site="jean-zay-v100", account="abc", time=5).wait(timeout=600)
     assert f"<{locale}>" in job.logs()

@@ -32,10 +32,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-if __package__:
-    from tests.cluster.virtual_slurm_conf import ACCOUNTING_CONF, ENTER, OPEN, SLURM_CONF, SLURMDBD_CONF
-else:  # the supervisor is this file
-    from virtual_slurm_conf import ACCOUNTING_CONF, ENTER, OPEN, SLURM_CONF, SLURMDBD_CONF
+from tests.cluster.virtual_slurm_conf import ACCOUNTING_CONF, ENTER, OPEN, SLURM_CONF, SLURMDBD_CONF
 
 START_S = 60  # far more than necessary, because the machine may be busy
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -147,7 +144,8 @@ def _start_keeper(cluster: Cluster, folder: Path) -> None:
     log = folder / "supervisor.log"
     with log.open("w") as output:
         supervisor = subprocess.Popen(
-            [sys.executable, __file__, str(folder), json.dumps(asdict(cluster))],
+            [sys.executable, "-m", "tests.cluster.virtual_slurm", str(folder), json.dumps(asdict(cluster))],
+            cwd=Path(__file__).resolve().parents[2],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
