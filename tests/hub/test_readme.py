@@ -159,7 +159,8 @@ def test_an_open_workspace_is_closed_by_the_next_start_with_a_word(hub: ClassOnH
     ada = hub.person("ada")
     folder = hub.home(ada) / "dlo-labs"
     hub.stop_server(ada)
-    folder.chmod(0o755)
+    for place in (folder, folder / LAB):
+        place.chmod(0o755)
     (named,) = [one for one in examine_hub(hub.settings.file) if one.name == "work of deep"]
     assert not named.ok
     assert f"can read {folder}/" in named.found
