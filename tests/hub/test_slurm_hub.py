@@ -130,7 +130,7 @@ def test_a_closed_workspace_serves_the_jobs_of_its_student_where_root_is_squashe
     python = str(hub.environment / "bin" / "python")
     script = SUBMIT.format(file=str(file), site=str(site))
     conf = f"SLURM_CONF={hub.variables['SLURM_CONF']}"
-    done = hub.run_as(ada, "/usr/bin/env", conf, "-C", str(work), python, "-c", script)
+    done = hub.run_as(ada, "/usr/bin/env", "-C", str(work), conf, python, "-c", script)
     assert done.returncode == 0, done.stderr
     assert "the answer of ada" in done.stdout
     folder = done.stdout.split()[-1]
