@@ -66,8 +66,11 @@ def heading(simulation: Simulation) -> str:
 
 
 def draw_actions(axes: Axes, simulation: Simulation) -> None:
-    """Draw the rows of actions into ``axes``. The second and later stages of a rank have a black edge."""
+    """Draw the rows of actions into ``axes``. The second and later stages of a rank have a black edge. A
+    number that is wider than its bar is left out."""
     from matplotlib.patches import Patch
+
+    from dlo_lib.parallel.pipeline.bar_number import BarNumber
 
     schedule = simulation.schedule
     number = sum(map(len, schedule.rows)) <= _MAX_LABELLED_ACTIONS
@@ -95,10 +98,9 @@ def draw_actions(axes: Axes, simulation: Simulation) -> None:
             kinds.add(action.kind)
             if number:
                 colour = "white" if action.kind in _DARK else "black"
-                text = axes.text(
-                    (start + end) / 2, rank, str(action.micro_batch), fontsize=size, color=colour
+                axes.add_artist(
+                    BarNumber(start, end, rank, str(action.micro_batch), fontsize=size, color=colour)
                 )
-                text.set(ha="center", va="center", clip_on=True)
     axes.set_xlim(0, simulation.makespan or 1)
     handles = [Patch(facecolor=COLOURS[kind], label=NAMES[kind]) for kind in (F, B, I, W) if kind in kinds]
     if schedule.stages > schedule.ranks:

@@ -39,7 +39,8 @@ def partition(costs: Sequence[float], stages: int) -> tuple[range, ...]:
     """
     if not 1 <= stages <= len(costs):
         raise UserError(
-            f"{len(costs)} pieces cannot make {stages} stages, each with at least one: use at most {len(costs)}"
+            f"{len(costs)} pieces cannot make {stages} stages, each with at least one: "
+            f"use at most {len(costs)}"
         )
     if any(not 0 <= cost < float("inf") for cost in costs):
         raise UserError("a piece has a negative or infinite cost: costs are numbers from 0 on")

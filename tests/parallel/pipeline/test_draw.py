@@ -28,6 +28,13 @@ def test_every_action_is_a_bar_where_the_simulator_has_it(table):
     ]
 
 
+def test_a_number_is_shown_where_its_bar_is_wide_enough_on_a_shared_time_axis():
+    (axes,) = draw(simulate(one_f_one_b(3, 4))).axes
+    assert all(text.get_visible() for text in axes.texts)
+    axes.set_xlim(0, 100 * axes.get_xlim()[1])  # a slower run on the same axis
+    assert not any(text.get_visible() for text in axes.texts)
+
+
 def test_a_measured_run_is_drawn_like_a_planned_one():
     run = simulate(one_f_one_b(3, 4))
     late = Simulation(
