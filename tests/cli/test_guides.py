@@ -14,7 +14,14 @@ import dlo_lib
 from dlo_lib.cli.app import app
 
 ROOT = Path(dlo_lib.__file__).parents[1]
-GUIDES = ["README.md", "solutions/README.md", "solutions/CALENDAR.md", "slurm/README.md", "deploy/hub/README.md", "Makefile"]
+GUIDES = [
+    "README.md",
+    "solutions/README.md",
+    "solutions/CALENDAR.md",
+    "slurm/README.md",
+    "deploy/hub/README.md",
+    "Makefile",
+]
 CODE = re.compile(r"`([^`\n]+)`")
 COMMAND = re.compile(r"(?:^|[\s/`(])dlo ((?:[a-z]+|--?[a-z])[^#|`;&]*)")
 

@@ -27,4 +27,4 @@ class BarNumber(Text):
             return super().get_visible()
         (left, _), (right, _) = self.axes.transData.transform(self._bar)
         points = 72 * (right - left) / self.axes.figure.dpi
-        return bool(points >= _DIGIT * self.get_fontsize() * len(self.get_text()))
+        return bool(points >= _DIGIT * float(self.get_fontsize()) * len(self.get_text()))

@@ -117,9 +117,7 @@ def check_softmax_low(student, t):
         "all numbers of a row can be far below 0, and then a lane after the end is its maximum: `other` has to be lower than every number"
     )
     undefined = "each exponential of the row is 0, and 0 / 0 is NaN: subtract the maximum of the row first"
-    rounded = (
-        "exp(x - lse) has the rounding error of lse, which is as large as the numbers of the row: divide exp(x - maximum) by the sum of these"
-    )
+    rounded = "exp(x - lse) has the rounding error of lse, which is as large as the numbers of the row: divide exp(x - maximum) by the sum of these"
     for level in (t.integer(500, 900), t.integer(30_000, 60_000), 1e30):
         x = t.normal(2, t.integer(17, 31)) - level
         softmax_run(student, t, x, mistakes={lowest: torch.zeros_like(x), rounded: softmax_by_lse(x)}, overflow=undefined)
