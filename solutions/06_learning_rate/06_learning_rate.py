@@ -651,14 +651,14 @@ else:
 #
 # $$|G_B|^2 = |G|^2 + S / B$$
 #
-# Two batch sizes give two equations with the unknowns $\lVert G\rVert^2$ and S. The **noise scale** $S / \lVert G\rVert^2$ is the batch size
+# Two batch sizes give two equations with the unknowns $\|G\|^2$ and S. The **noise scale** $S / \|G\|^2$ is the batch size
 # at which noise and gradient are equally large (McCandlish et al., 2018). Far below it the linear rule can be
 # valid; far above it a larger batch gives hardly a better direction, and the best rate no longer grows.
 #
 # Both rules look only at the noise. A small model need not follow them, and ours follows neither: the cells below
 # measure it.
 #
-# Write `noise_scale`. If the estimate of $\lVert G\rVert^2$ is 0 or negative, the noise hides the gradient: return
+# Write `noise_scale`. If the estimate of $\|G\|^2$ is 0 or negative, the noise hides the gradient: return
 # `math.inf`.
 
 # %% nbgrader={"grade_id": "batch", "solution": true}

@@ -138,7 +138,7 @@ x
 
 # %% [markdown] id="pi_exercise"
 # Draw random points in the unit square. The fraction of points with
-# $x^2 + y^2 \le 1$ estimates $\pi/4$. Each rank has drawn its own points; **all** ranks need the estimate from
+# $x^2 + y^2 \leq 1$ estimates $\pi/4$. Each rank has drawn its own points; **all** ranks need the estimate from
 # **all** points.
 #
 # `dist` is ready. `dist.all_reduce(tensor)` replaces a tensor by the sum over all ranks, in place, on every
