@@ -286,9 +286,11 @@ def with_section(results: str, text: str) -> str:
 
 
 def summary(record: Record) -> str:
-    """Return the line of the README."""
+    """Return the line of the README. A pair with which some labs were not run shows it."""
     found = {short(column): marks(column) for _, column in ordered(record)}
-    parts = [f"{name}, {full} of {ran}; " for name, (full, ran) in found.items() if ran]
+    every = len({lab for column in record.values() for lab in column[LABS]})
+    missing = {ran: f" ({every - ran} not run)" for _, ran in found.values() if ran < every}
+    parts = [f"{name}, {full} of {ran}{missing.get(ran, '')}; " for name, (full, ran) in found.items() if ran]
     pairs = "".join(parts)
     return (
         f"Labs with full marks by PyTorch / Python: {pairs}see [the table of what was run](COMPATIBILITY.md)."
