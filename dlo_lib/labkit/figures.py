@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, ParamSpec
 
@@ -149,6 +149,28 @@ def legend(axes: Axes, place: Literal["right", "above", "below"], **options: Any
     """
     if "handles" in options or axes.get_legend_handles_labels()[0]:
         axes.legend(**PLACES[place] | options)
+
+
+def stacked_gib(axes: Axes, bars: Mapping[str, Mapping[str, float]], totals: Sequence[float] = ()) -> None:
+    """Draw a horizontal bar for each name of ``bars``, with its parts side by side and the total at its end.
+
+    Args:
+        bars: bytes by part; all bars have the same parts.
+        totals: the bytes written at the ends; by default the sums of the parts.
+    """
+    ends = totals or [sum(parts.values()) for parts in bars.values()]
+    for row, (parts, total) in enumerate(zip(bars.values(), ends, strict=True)):
+        left = 0.0
+        for (name, nbytes), method in zip(parts.items(), METHODS):
+            axes.barh(
+                row, nbytes / GIB, 0.6, left=left, color=method.colour, label=name if row == 0 else None
+            )
+            left += nbytes / GIB
+        axes.text(left, row, " " + (gib(total) if total >= GIB / 20 else mib(total)), va="center")
+    axes.set_yticks(range(len(bars)), list(bars))
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    legend(axes, "above")
 
 
 def log_ticks(

@@ -12,7 +12,6 @@ from dlo_lib.labkit.figures import (
     BACKGROUND,
     BLACK,
     BLUE,
-    GIB,
     METHODS,
     MIB,
     MUTED,
@@ -21,11 +20,10 @@ from dlo_lib.labkit.figures import (
     SMALL,
     VERMILLION,
     finish,
-    gib,
     legend,
     log_ticks,
-    mib,
     panels,
+    stacked_gib,
     styled,
     text_on,
 )
@@ -42,19 +40,12 @@ def not_divided(peaks: Mapping[str, Mapping[Part, int]], world: int) -> Figure:
     (axes,) = panels(width=10, height=0.7 * len(peaks) + 1.6)
     parts = [part for part in Part if part not in STORED]
     shown = [part for part in parts if any(peak.get(part, 0) > 0.01 * sum(peak.values()) for peak in peaks.values())]
-    for row, peak in enumerate(peaks.values()):
-        stored = sum(peak.get(part, 0) for part in STORED)
-        sizes = {f"weights and optimiser, 1/{world}": stored} | {part.value: peak.get(part, 0) for part in shown}
-        left = 0.0
-        for (name, size), style in zip(sizes.items(), METHODS):
-            axes.barh(row, size / GIB, 0.6, left=left, color=style.colour, label=name if row == 0 else None)
-            left += size / GIB
-        total = sum(peak.values())
-        axes.text(left, row, " " + (gib(total) if total >= GIB / 20 else mib(total)), va="center")
-    axes.set_yticks(range(len(peaks)), peaks)
-    axes.invert_yaxis()
-    axes.margins(x=0.15)
-    legend(axes, "above")
+    bars = {
+        form: {f"weights and optimiser, 1/{world}": sum(peak.get(part, 0) for part in STORED)}
+        | {part.value: peak.get(part, 0) for part in shown}
+        for form, peak in peaks.items()
+    }
+    stacked_gib(axes, bars, [sum(peak.values()) for peak in peaks.values()])
     return finish(axes, "x", xlabel=f"GiB on one of {world} ranks, at the peak of a step with FSDP")
 
 

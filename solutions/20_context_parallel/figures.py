@@ -10,7 +10,6 @@ from matplotlib.patches import Rectangle
 
 from dlo_lib.labkit.figures import (
     BACKGROUND,
-    GIB,
     METHODS,
     MIB,
     MUTED,
@@ -19,11 +18,10 @@ from dlo_lib.labkit.figures import (
     SMALL,
     VERMILLION,
     finish,
-    gib,
     legend,
     log_ticks,
-    mib,
     panels,
+    stacked_gib,
     styled,
     text_on,
 )
@@ -44,17 +42,7 @@ def _cell(axes: Axes, x: float, y: float, fill: str, text: str = "", size: tuple
 def kept(parts_of: Mapping[str, Mapping[str, int]]) -> Figure:
     """What the forward of a sequence keeps for backward on one rank, for a whole sequence and for a part of it."""
     (axes,) = panels(width=9, height=0.6 * len(parts_of) + 1.4)
-    for row, parts in enumerate(parts_of.values()):
-        left = 0.0
-        for (name, nbytes), style in zip(parts.items(), METHODS):
-            axes.barh(row, nbytes / GIB, 0.6, left=left, color=style.colour, label=name if row == 0 else None)
-            left += nbytes / GIB
-        total = sum(parts.values())
-        axes.text(left, row, " " + (gib(total) if total >= GIB / 20 else mib(total)), va="center")
-    axes.set_yticks(range(len(parts_of)), parts_of)
-    axes.invert_yaxis()
-    axes.margins(x=0.15)
-    legend(axes, "above")
+    stacked_gib(axes, parts_of)
     return finish(axes, "x", xlabel="GiB kept for backward on one rank")
 
 
