@@ -286,11 +286,13 @@ def with_section(results: str, text: str) -> str:
 
 
 def summary(record: Record) -> str:
-    """Return the line of the README. A pair with which some labs were not run shows it."""
+    """Return the line of the README. It tells how many labs are still to be run with a pair."""
     found = {short(column): marks(column) for _, column in ordered(record)}
     every = len({lab for column in record.values() for lab in column[LABS]})
-    missing = {ran: f" ({every - ran} not run)" for _, ran in found.values() if ran < every}
-    parts = [f"{name}, {full} of {ran}{missing.get(ran, '')}; " for name, (full, ran) in found.items() if ran]
+    parts = []
+    for name, (full, ran) in found.items():
+        left = f" ({every - ran} still to run)" if ran < every else ""
+        parts += [f"{name}, {full} of {ran}{left}; "] if ran else []
     pairs = "".join(parts)
     return (
         f"Labs with full marks by PyTorch / Python: {pairs}see [the table of what was run](COMPATIBILITY.md)."
