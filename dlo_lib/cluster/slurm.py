@@ -245,6 +245,7 @@ def cancel(job: int, elements: Sequence[int] | None = None, mark: JobMark | None
         found = _of_job(_asked_about(job), job, mark)
         return {element: row for element, row in found.items() if elements is None or element in elements}
 
+    slurm_command.ask_anew()
     before = [element for element, row in rows().items() if not row.is_ending]
     if not before:
         return []

@@ -132,6 +132,11 @@ def asked(*command: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def ask_anew() -> None:
+    """Let the next :func:`asked` ask a command that has just not answered: the user wants a change now."""
+    _silent.clear()
+
+
 def checked(done: subprocess.CompletedProcess[str], may_be_empty: bool = False) -> str:
     """Return the output of a query.
 
