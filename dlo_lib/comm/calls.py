@@ -88,6 +88,8 @@ class CallSite:
     function: str
     api: str
     """The function of torch that this line called, such as ``isend`` or ``backward``."""
+    caller: tuple[str, int] | None = None
+    """File and line of the user's function that called this one, or None: the line may be a helper's."""
 
 
 NOWHERE = CallSite("?", 0, "", "")
@@ -154,7 +156,7 @@ class Call(NamedTuple):
             self[0],
             self.kind.value,
             *self[_KIND + 1 : _SITE],
-            (site.file, site.line, site.function, site.api),
+            (site.file, site.line, site.function, site.api, site.caller),
             *self[_SITE + 1 :],
         )
 

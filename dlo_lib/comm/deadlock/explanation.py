@@ -10,12 +10,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from dlo_lib.comm.calls import Kind
+from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.comm.deadlock.board import Activity
 from dlo_lib.comm.deadlock.reasons import why
 from dlo_lib.comm.deadlock.stuck_ranks import Mismatch, RankView
 from dlo_lib.comm.deadlock.vocabulary import (
     NameFile,
+    called_from,
     group_names,
     place,
     ranks_in_words,
@@ -58,9 +59,9 @@ def mismatch(found: Mismatch, name_file: NameFile = os.path.basename) -> str:
         )
     lines: dict[tuple, list[int]] = defaultdict(list)
     for rank, call in sorted(found.calls.items()):
-        lines[what(call) + splits(call), where(call, name_file)].append(rank)
+        lines[what(call) + splits(call), _places(call, name_file)].append(rank)
     rows = [(ranks_in_words(ranks), what) for (what, _), ranks in lines.items()]
-    table = _with_places(rows, [place for _, place in lines])
+    table = _with_places(rows, [places for _, places in lines])
     return "\n\n".join([head, table, _advice(found)])
 
 
@@ -118,7 +119,7 @@ def _advice(found: Mismatch) -> str:
 def _rank_table(views: Mapping[int, RankView], names: Mapping[str, str], name_file: NameFile) -> str:
     now = time.monotonic_ns()
     rows = [(tr("rank"), tr("what it does"), tr("call"), tr("since"))]
-    places = [""]
+    places: list[tuple[str, ...]] = [()]
     for view in sorted(views.values(), key=lambda view: view.rank):
         since = f"{(now - view.since) / 1e9:.1f} s" if view.since else ""  # 0 for a rank that has not started
         call, at = view.waits_for, view.last
@@ -135,12 +136,17 @@ def _rank_table(views: Mapping[int, RankView], names: Mapping[str, str], name_fi
         else:
             last = tr("last: {what}", what=what(view.last)) if view.last else tr("no call yet")
             rows.append((str(view.rank), _STATES[view.state](), last, since))
-        places.append(where(at, name_file))
+        places.append(_places(at, name_file))
     return _with_places(rows, places)
 
 
-def _with_places(rows: Sequence[tuple[str, ...]], places: Sequence[str]) -> str:
-    """Return a table with the place of each row's call in the program on the line below the row.
+def _places(call: Call | None, name_file: NameFile) -> tuple[str, ...]:
+    """Return the line of a call and the line that called its function, because the call may be a helper's."""
+    return where(call, name_file), called_from(call, name_file)
+
+
+def _with_places(rows: Sequence[tuple[str, ...]], places: Sequence[tuple[str, ...]]) -> str:
+    """Return a table with the places of each row's call in the program on lines below the row.
 
     Where the rows are too wide for a page, the third column stands on a line below the row too, so that no
     column is lost.
@@ -152,7 +158,7 @@ def _with_places(rows: Sequence[tuple[str, ...]], places: Sequence[str]) -> str:
     first = max(len(row[0]) for row in rows)
     lines: list[str] = []
     for line, more, here in zip(columns(rows).splitlines(), below, places, strict=True):
-        lines += [f"  {line}", *(f"{'':{first + 4}}{text}" for text in (more, here) if text)]
+        lines += [f"  {line}", *(f"{'':{first + 4}}{text}" for text in (more, *here) if text)]
     return "\n".join(shortened(line) for line in lines)
 
 

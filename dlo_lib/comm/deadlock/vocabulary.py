@@ -70,8 +70,19 @@ def where(call: Call | None, name_file: NameFile) -> str:
     """Return file, line and source text of a call; "" if they are not known."""
     if call is None or not call.site.line:
         return ""
-    source = linecache.getline(call.site.file, call.site.line).strip()
-    return f"{name_file(call.site.file)}, line {call.site.line}" + (f": {source}" if source else "")
+    return _line(call.site.file, call.site.line, name_file)
+
+
+def called_from(call: Call | None, name_file: NameFile) -> str:
+    """Return "called from" and the user's line that called the function of this call; "" without one."""
+    if call is None or call.site.caller is None:
+        return ""
+    return tr("called from {where}", where=_line(*call.site.caller, name_file))
+
+
+def _line(file: str, number: int, name_file: NameFile) -> str:
+    source = linecache.getline(file, number).strip()
+    return f"{name_file(file)}, line {number}" + (f": {source}" if source else "")
 
 
 def group_names(calls: Iterable[Call | None]) -> dict[str, str]:

@@ -29,6 +29,8 @@ _WRAPPERS = {
     "_fn",
     "fsdp_hook_wrapper",
 }
+_DECORATORS = 2
+"""Decorators of torch that may stand between a function and its caller."""
 _MODES = {"__torch_dispatch__", "__torch_function__"}
 """Methods of a mode: they pass on a call that another frame makes."""
 _INSTALLED = (sysconfig.get_path("stdlib") + os.sep, os.path.dirname(sys.executable) + os.sep)
@@ -51,7 +53,8 @@ def call_site() -> tuple[CallSite, str]:
             continue
         owner = _owner(code.co_filename)
         if owner == _USER_CODE or (owner == _PACKAGE_CODE and library is None):
-            return _site(code.co_filename, frame.f_lineno, code.co_qualname, api), in_torch
+            site = _site(code.co_filename, frame.f_lineno, code.co_qualname, api, _caller(frame))
+            return site, in_torch
         if owner == _LIBRARY_CODE:
             library = library or frame
         elif owner in (_TORCH_CODE, _DISPATCHER_CODE):
@@ -64,6 +67,23 @@ def call_site() -> tuple[CallSite, str]:
     if library is None:
         return CallSite("?", 0, "", api), in_torch
     return _site(library.f_code.co_filename, library.f_lineno, library.f_code.co_qualname, api), in_torch
+
+
+def _caller(frame: FrameType) -> tuple[str, int] | None:
+    """Return the line of user code that called the function of ``frame``, or None if it was called otherwise.
+
+    A decorator of torch, such as ``no_grad``, may stand between them.
+    """
+    for _ in range(_DECORATORS + 1):
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+        owner = _owner(frame.f_code.co_filename)
+        if owner == _USER_CODE:
+            return frame.f_code.co_filename, frame.f_lineno
+        if owner != _TORCH_CODE or frame.f_code.co_name not in _WRAPPERS:
+            return None
+    return None
 
 
 @lru_cache(maxsize=4096)

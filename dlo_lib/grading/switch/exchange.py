@@ -189,7 +189,7 @@ class Exchange:
     def _skipped(self, calls: Mapping[int, Call]) -> str:
         """Return which ranks skipped a call, if some ranks call from a cell and the others from the check: a
         check makes calls after the student's code. Otherwise return ""."""
-        own = [rank for rank, call in calls.items() if _is_cell(self._name_file(call.site.file))]
+        own = [rank for rank, call in calls.items() if is_cell(self._name_file(call.site.file))]
         past = [rank for rank in calls if rank not in own]
         if not own or not past:
             return ""
@@ -352,6 +352,6 @@ def _first_numbers(tensors: Sequence[Tensor]) -> Tensor:
     return kept[0] if len(kept) == 1 else torch.cat(kept) if kept else torch.empty(0)
 
 
-def _is_cell(name: str) -> bool:
+def is_cell(name: str) -> bool:
     """Return True for the name of a cell of a notebook, such as ``Cell In[3]`` and ``cell `mean` ``."""
     return name.lower().lstrip("<").startswith("cell ")

@@ -89,6 +89,7 @@ class Link:
             "backward": in_backward,
             "reducer": in_backward and in_torch == "_engine_run_backward",
             "site": [_shown(site.file), site.line, _shown(site.function), _shown(site.api)],
+            "caller": [_shown(site.caller[0]), site.caller[1]] if site.caller else None,
             "sent": [_shape(tensor) for tensor in sent],
             "expected": [_shape(tensor) for tensor in into],
         }

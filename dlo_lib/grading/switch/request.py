@@ -23,6 +23,7 @@ from dlo_lib.grading.switch.arithmetic import REDUCTIONS
 from dlo_lib.grading.switch.wire import Frame
 
 MAX_DIMS, MAX_TENSORS, MAX_NAME, MAX_TAG = 16, 10_000, 200, 1 << 31
+MAX_LINE = 1 << 31
 MAX_UNWAITED = 100  # calls without a wait that a rank reports
 COLLECTIVES = {kind.value: kind for kind in Kind if kind not in (Kind.NEW_GROUP, Kind.JOIN)}
 RECEIVED_IS_FULL = (Kind.ALL_GATHER, Kind.SCATTER, Kind.RECV, Kind.RECV_ANY)
@@ -201,7 +202,9 @@ def _request(head: dict[str, Any], blob: Tensor, rank: int, world: int) -> CallR
         is_async=_flag(head["async"]),
         in_backward=_flag(head["backward"]),
         by_reducer=_flag(head["reducer"]),
-        site=CallSite(_text(file), _number(line, 0, 1 << 31), _text(function), _text(api)),
+        site=CallSite(
+            _text(file), _number(line, 0, MAX_LINE), _text(function), _text(api), _caller(head["caller"])
+        ),
         sent=_cut(blob, sizes),
         sizes=sizes,
         expected=expected,
@@ -270,6 +273,13 @@ def _text(value: Any) -> str:
     if type(value) is not str or len(value) > MAX_NAME or not value.isprintable():
         raise ValueError("text")
     return value
+
+
+def _caller(value: Any) -> tuple[str, int] | None:
+    if value is None:
+        return None
+    file, line = _items(value, 2)
+    return _text(file), _number(line, 0, MAX_LINE)
 
 
 def _flag(value: Any) -> bool:

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from dlo_lib.comm.calls import Call
+from dlo_lib.comm.calls import Call, CallSite
 from dlo_lib.comm.deadlock.vocabulary import NameFile
 from dlo_lib.grading.checks.codec import NotPlain
 from dlo_lib.grading.checks.contract import Nudge, Wrong
-from dlo_lib.grading.switch.exchange import MAX_HELD, Delivery, Exchange
+from dlo_lib.grading.switch.exchange import MAX_HELD, Delivery, Exchange, is_cell
 from dlo_lib.grading.switch.memory import sent_and_unread
 from dlo_lib.grading.switch.request import CallRequest, Mark, ScenarioEnd, Unwaited, Wait, read
 from dlo_lib.grading.switch.wire import Frame, Inbox, Outbox, frame
@@ -92,7 +92,7 @@ class SwitchServer:
         """The calls of a rank that were not complete when it last passed a mark, by mark and rank."""
         self.at_first_loss: tuple[list[int], str] | None = None
         """The ranks that computed, and a table of all ranks, when the first connection was lost."""
-        self._host = host
+        self._host, self._name_file = host, name_file
         received = received or [b""] * len(lines)
         ends = [(Inbox(line, earlier), Outbox(line)) for line, earlier in zip(lines, received)]
         self._connections = [_Connection(rank, lines[rank], *end) for rank, end in enumerate(ends)]
@@ -171,10 +171,7 @@ class SwitchServer:
     def _handle_message(self, connection: _Connection, arrived: Frame) -> None:
         match read(arrived, connection.rank, len(self._connections)):
             case CallRequest() as request if not connection.ended:
-                file = self._host.source_file(request.site.file)
-                if file != request.site.file:
-                    request = replace(request, site=replace(request.site, file=file))
-                for delivery in self.exchange.issue(request):
+                for delivery in self.exchange.issue(replace(request, site=self.shown(request.site))):
                     self._send(delivery)
             case Wait(seq, helpers):
                 self.exchange.wait(connection.rank, seq, helpers)
@@ -188,6 +185,16 @@ class SwitchServer:
             case None:
                 if (well := self._host.handle_frame(connection.rank, arrived)) is not None:
                     self._end(connection, not well)
+
+    def shown(self, site: CallSite) -> CallSite:
+        """Return the site with names of files whose lines a message may show.
+
+        A caller that is no cell is left out: it is a scenario of the check, which calls the student's function.
+        """
+        file, caller = self._host.source_file(site.file), site.caller
+        if caller is not None and not is_cell(self._name_file(self._host.source_file(caller[0]))):
+            caller = None
+        return site if (file, caller) == (site.file, site.caller) else replace(site, file=file, caller=caller)
 
     def _mark(self, rank: int, name: str) -> None:
         """Record the memory of a rank, including what the switch holds for it.

@@ -335,14 +335,16 @@ def test_the_trace_of_all_ranks_comes_with_the_results():
     )
 
 
-def test_in_a_notebook_the_message_names_the_cell():
+def test_in_a_notebook_the_message_names_the_cell_and_who_calls_the_helper():
     cells = [
         "import torch\nimport torch.distributed as dist\nfrom dlo_lib.launch import run_ranks",
-        "def step():\n    if dist.get_rank() == 0:\n        dist.all_reduce(torch.ones(2))",
+        "def total(x):\n    dist.all_reduce(x)\n\n"
+        "def step():\n    if dist.get_rank() == 0:\n        total(torch.ones(2))",
         "run_ranks(step, 2, timeout=60)",
     ]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     with pytest.raises(nbclient.exceptions.CellExecutionError) as caught:
         nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
     assert "rank 1 returned after 0 calls on it while the others are at call 1" in str(caught.value)
-    assert "Cell In[2], line 3: dist.all_reduce(torch.ones(2))" in str(caught.value)
+    assert "Cell In[2], line 2: dist.all_reduce(x)" in str(caught.value)
+    assert "called from Cell In[2], line 6: total(torch.ones(2))" in str(caught.value)

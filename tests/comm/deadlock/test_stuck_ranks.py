@@ -79,6 +79,22 @@ def test_a_table_of_messages_keeps_its_columns_in_a_page_of_1280_pixels():
     assert [len(row) for row in part.rows] == [3, 3, 3]  # a notebook shows it as a table of three columns
 
 
+def test_a_table_has_the_line_that_called_a_helper():
+    """Each rank waits in the same line of a helper; the lines of the user's code differ."""
+    views = ranks(
+        *(
+            waiting(rank, REDUCE._replace(site=CallSite("/ring.py", 3, "shift", "", ("/lab.py", 20 + rank))))
+            for rank in range(2)
+        )
+    )
+    lines = table(views).splitlines()
+    assert [line.strip() for line in lines if "line" in line] == [
+        "ring.py, line 3", "called from lab.py, line 20", "ring.py, line 3", "called from lab.py, line 21",
+    ]  # fmt: skip
+    (part,) = blocks("\n".join(lines))
+    assert len(part.rows) == 3  # a notebook shows a row for each rank
+
+
 def test_a_rank_that_computes_is_never_stuck():
     assert stuck_ranks(ranks(waiting(0, REDUCE), doing(1, Activity.COMPUTING), waiting(2, REDUCE))) == {}
 

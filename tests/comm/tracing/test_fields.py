@@ -250,6 +250,23 @@ def test_calls_of_the_library_have_the_users_line(world):
                 assert event.call.is_async, "known from the function of torch that the library called"
 
 
+@pytest.mark.parametrize("decorate", [lambda function: function, torch.no_grad()], ids=["plain", "no_grad"])
+def test_a_call_of_a_helper_has_the_line_that_called_it(decorate):
+    helper = decorate(lambda: call_site())
+    site, _ = helper()
+    assert site.caller == (__file__, site.line + 1)
+
+
+def test_a_function_that_is_not_called_by_user_code_has_no_caller():
+    found: list = []
+    thread = threading.Thread(target=lambda: found.append(call_site()))
+    thread.start()
+    thread.join()
+    ((site, _),) = found
+    assert site.file == __file__
+    assert site.caller is None
+
+
 def test_without_user_code_the_call_site_is_the_librarys_line():
     """As in ``python -m dlo_lib.train``, here in a thread, whose first frames are the standard library's."""
     file = str(Path(dlo_lib.__file__).parent / "train/loop.py")

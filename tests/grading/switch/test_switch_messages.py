@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from dlo_lib.comm.calls import Kind
+from dlo_lib.comm.calls import CallSite, Kind
 from dlo_lib.grading.checks.codec import HEAD, MAX_TENSORS, NotPlain
 from dlo_lib.grading.checks.contract import Nudge, Wrong
 from dlo_lib.grading.checks.runs import KEPT_NUMBERS
@@ -29,7 +29,8 @@ from dlo_lib.grading.switch.wire import Frame, Inbox, Outbox, frame
 CALL: dict[str, Any] = {
     "switch": "call", "seq": 1, "kind": "all_reduce", "group": "0", "members": [0, 1], "peer": -1, "tag": 0,
     "reduction": "SUM", "async": False, "backward": False, "reducer": False,
-    "site": ["cell", 3, "mean", "all_reduce"], "sent": [["float32", [2]]], "expected": [["float32", [2]]],
+    "site": ["cell", 3, "mean", "all_reduce"], "caller": ["cell", 9],
+    "sent": [["float32", [2]]], "expected": [["float32", [2]]],
 }  # fmt: skip
 
 
@@ -46,6 +47,7 @@ def request(rank: int, seq: int, **changes: Any) -> CallRequest:
 def test_a_call_written_by_a_link_is_read() -> None:
     got = request(0, 1)
     assert (got.kind, got.sent[0].shape, got.site.line) == (Kind.ALL_REDUCE, (2,), 3)
+    assert got.site.caller == ("cell", 9)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,7 @@ def test_a_call_written_by_a_link_is_read() -> None:
         {"reduction": "EVIL"}, {"group": "x" * 300}, {"group": "\x1b[2J"}, {"sent": [["float32", [3]]]},
         {"sent": [["float32", [-2]]]}, {"sent": [["float128", [2]]]}, {"sent": [["float32", [2**50]]]},
         {"expected": []}, {"expected": [["float32", [1] * 40]]}, {"site": ["cell", 3]}, {"async": 1},
+        {"caller": ["cell"]}, {"caller": ["cell", "9"]}, {"caller": ["\x1b[2J", 9]}, {"caller": "cell"},
         {"tag": 1 << 40}, {"switch": "else"},
     ],
     ids=str,
@@ -151,6 +154,14 @@ class Hosted:
 
     def poll(self, exchange: Exchange) -> bool:
         return True
+
+
+def test_a_caller_is_kept_if_it_is_a_cell() -> None:
+    """A scenario of the check calls the student's function: its line says nothing to a student."""
+    service = SwitchServer([], Hosted(), lambda file: f"<{file}>")
+    for file, kept in (("cell `mean`", True), ("/course/checks/ring.py", False)):
+        site = CallSite("cell `mean`", 3, "mean", "", (file, 9))
+        assert service.shown(site).caller == ((file, 9) if kept else None)
 
 
 def test_results_that_no_rank_reads_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
