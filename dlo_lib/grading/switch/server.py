@@ -189,7 +189,7 @@ class SwitchServer:
     def shown(self, site: CallSite) -> CallSite:
         """Return the site with names of files whose lines a message may show.
 
-        A caller that is no cell is left out: it is a scenario of the check, which calls the student's function.
+        A caller that is no cell is left out, because a scenario of the check calls the student's function.
         """
         file, caller = self._host.source_file(site.file), site.caller
         if caller is not None and not is_cell(self._name_file(self._host.source_file(caller[0]))):
