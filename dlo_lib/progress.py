@@ -18,7 +18,7 @@ from dlo_lib.files import write_text
 
 VARIABLE = "DLO_PROGRESS"
 DECIDES = "DLO_PROGRESS_DECIDES"
-"""Set in the script of a training, which reads from the progress that the run has stopped."""
+"""Set in the script of a program that can stop: the script reads from the progress whether it has stopped."""
 _STOPPED, _REFUSED = "stopped", "refused"
 
 

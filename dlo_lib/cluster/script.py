@@ -197,7 +197,7 @@ class JobScript:
             **{name: (value, "set by the call") for name, value in want.env.items()},
         }
         rows = [("PYTHONUNBUFFERED", "1", "output of a rank appears at once")]
-        if self.work.trains:
+        if self._stops_early and isinstance(self.work, OnRanks):
             rows.append((DECIDES, "1", "ranks that stop have status 0, without alarms; this script has 75"))
         if slurm:
             rows += [

@@ -3,8 +3,8 @@
 Bad input gives one line from rank 0 and exit status 2 on every rank. A run that a signal stops early writes
 its checkpoint and has status 75. In a deadlock, each rank prints its reason and exits with status 3.
 
-srun and torchrun print alarms about ranks with a status other than 0. In the job script of a training, which
-reads from ``$DLO_PROGRESS`` that the run has stopped, ranks therefore have status 0, and the script has 75.
+srun and torchrun print alarms about ranks with a status other than 0. A job script reads from
+``$DLO_PROGRESS`` that the run has stopped, so ranks in a job have status 0 then, and the script has 75.
 """
 
 from __future__ import annotations
