@@ -187,7 +187,10 @@ lab.check("state")
 from dlo_lib.profiling import parameters
 
 size = parameters(MODEL)
-print(f"{MODEL}: {size / 1e9:.2f} billion parameters, {state_gib(size, 2):.1f} GiB of state with AdamW")
+print(
+    f"{MODEL}: {size / 1e9:.2f} billion parameters, "
+    f"{state_gib(size, 2):.1f} GiB of state with AdamW"
+)
 
 # %% id="predict_peak" tags=["prediction"]
 predicted_peak = {"peak": None}
@@ -205,7 +208,8 @@ require_numbers(predicted_peak)
 
 report = measure_memory(MODEL, batch=1, seq=2048, parallel="none")
 print(compared(predicted_peak, {"peak": report.peak_bytes / 2**30}, "{:.1f} GiB".format))
-plot_memory(report, limit_bytes=gpu("a100-40").usable_bytes, title=f"{MODEL}: one step, 2048 tokens")
+usable = gpu("a100-40").usable_bytes
+plot_memory(report, limit_bytes=usable, title=f"{MODEL}: one step, 2048 tokens")
 
 # %% [markdown] id="state_after"
 # Weights and optimiser state stay, gradients grow during backward, and activations are largest when backward begins:

@@ -30,7 +30,7 @@ from dlo_lib.labkit.predictions import compared, require_numbers
 STEPS = int(os.environ.get("DLO_STEPS", 60))  # of each training run below
 REPEATS = int(os.environ.get("DLO_REPEATS", 15))  # of each measurement of time
 LARGEST = int(os.environ.get("DLO_LARGEST", 1024))  # rows of the larger matrices
-CARD = int(os.environ.get("DLO_CARD_GIB", 16)) * 2**30  # memory of the card whose largest batch is searched
+CARD = int(os.environ.get("DLO_CARD_GIB", 16)) * 2**30  # bytes of the card that a batch may fill
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BATCH = 64
 lab = Lab(globals())
@@ -107,7 +107,7 @@ figures.naive_times(naive)
 
 # %% nbgrader={"grade_id": "timed", "solution": true}
 def step_times(step, synchronize, clock, warmup: int, repeats: int) -> list[float]:
-    """Return the seconds of `repeats` calls of `step()`, after `warmup` calls that are not measured."""
+    """Return the seconds of `repeats` calls of `step()`, after `warmup` unmeasured ones."""
     ### BEGIN SOLUTION
     for _ in range(warmup):
         step()
@@ -215,7 +215,10 @@ for name in ("fp32", "tf32", "fp16", "bf16", "e5m2"):
     entry = FORMATS[name]
     found = limits(entry.exponent_bits, entry.mantissa_bits)
     bits = f"{entry.exponent_bits} + {entry.mantissa_bits}"
-    print(f"{name:6}{bits:>12}{found['largest']:12.3g}{found['smallest_normal']:17.3g}{found['smallest']:12.3g}{found['eps']:10.2g}")
+    print(
+        f"{name:6}{bits:>12}{found['largest']:12.3g}{found['smallest_normal']:17.3g}"
+        f"{found['smallest']:12.3g}{found['eps']:10.2g}"
+    )
 
 # %% [markdown] id="limits_after"
 # **fp16** has 11 significant bits (with the leading 1) and a small range: 65504 is its largest number. **bf16** has the
@@ -289,7 +292,7 @@ plot_range({"gradients": gradients, "times 65536": 65536 * gradients}, [FORMATS[
 # %% nbgrader={"grade_id": "unscale", "solution": true}
 @torch.no_grad()
 def unscale(parameters, scale: float) -> bool:
-    """Divide all gradients by `scale`, in place; return True if no gradient has an infinite value or a NaN."""
+    """Divide all gradients by `scale`, in place; return True if no value is infinite or a NaN."""
     ### BEGIN SOLUTION
     finite = True
     for parameter in parameters:
@@ -481,7 +484,7 @@ figures.scaled_runs({name: losses for name, (losses, _) in runs.items()}, scales
 def mixed_step(
     model, optimizer, scaler, images, labels, dtype: torch.dtype, max_norm: float
 ) -> float:
-    """Train one step with autocast to `dtype`, the methods of `scaler`, and clipping; return the loss."""
+    """Train one step with autocast to `dtype`, the `scaler`, and clipping; return the loss."""
     ### BEGIN SOLUTION
     optimizer.zero_grad()
     with torch.autocast(images.device.type, dtype=dtype):
@@ -514,10 +517,18 @@ def seconds_of_product(rows, dtype):
 
 
 ROWS = {"small": LARGEST // 2, "large": LARGEST}
-speed = {name: seconds_of_product(rows, torch.float32) / seconds_of_product(rows, torch.bfloat16) for name, rows in ROWS.items()}
+speed = {
+    name: seconds_of_product(rows, torch.float32) / seconds_of_product(rows, torch.bfloat16)
+    for name, rows in ROWS.items()
+}
 print(f"{DEVICE.type}, {torch.backends.cpu.get_cpu_capability()}")
 print(compared(predicted_speed, speed))
-figures.ratio_bars(speed, predicted_speed, xlabel=f"matrices of {LARGEST // 2} and of {LARGEST} rows", ylabel="time in fp32 / time in bf16")
+figures.ratio_bars(
+    speed,
+    predicted_speed,
+    xlabel=f"matrices of {LARGEST // 2} and of {LARGEST} rows",
+    ylabel="time in fp32 / time in bf16",
+)
 
 # %% [markdown] id="speed_on_gpu_text"
 # Without a GPU, the next cell shows what the cell above gave on one, with larger matrices.
@@ -568,7 +579,10 @@ for seed in range(3):
 # %% nbgrader={"grade_id": "masters", "solution": true}
 @torch.no_grad()
 def master_step(weights, masters, rate: float) -> None:
-    """Update the fp32 `masters` with the gradients of the 16-bit `weights`, then round them into the weights."""
+    """Update the fp32 `masters` with the gradients of the 16-bit `weights`.
+
+    Then round the masters into the weights.
+    """
     ### BEGIN SOLUTION
     for weight, master in zip(weights, masters):
         if weight.grad is not None:
@@ -700,7 +714,7 @@ figures.layouts(layout_seconds, predicted_layout)
 
 # %% nbgrader={"grade_id": "line", "solution": true}
 def batch_on_line(measured: dict[int, float], capacity: float) -> int:
-    """Return the largest batch that fits into `capacity` bytes, by the line through the two points of `measured`."""
+    """Return the largest batch that fits into `capacity` bytes, by the line through `measured`."""
     ### BEGIN SOLUTION
     (small, less), (large, more) = sorted(measured.items())
     per_sample = (more - less) / (large - small)
@@ -741,7 +755,7 @@ def fits(run, batch: int) -> bool:
 
 
 def largest_batch(fits, limit: int) -> int:
-    """Return the largest batch up to `limit` for which `fits(batch)` is True; 0 if there is none."""
+    """Return the largest batch up to `limit` for which `fits(batch)` is True; 0 without one."""
     ### BEGIN SOLUTION
     good, bad = 0, 1
     while bad <= limit and fits(bad):
@@ -838,11 +852,19 @@ predicted_best = {"best": None}
 # %% id="show_throughput" tags=["demo"]
 require_numbers(predicted_best)
 SIZES = [2**power for power in range(10)]
-throughput = {size: size / min(step_times(stepper(fp32_step, size), synchronize, time.perf_counter, 1, max(1, REPEATS // 3))) for size in SIZES}
+throughput = {}
+for size in SIZES:
+    step, repeats = stepper(fp32_step, size), max(1, REPEATS // 3)
+    throughput[size] = size / min(step_times(step, synchronize, time.perf_counter, 1, repeats))
 best = next(size for size in SIZES if throughput[size] >= 0.9 * max(throughput.values()))
 print(compared(predicted_best, {"best": best}))
-busy = f"from a batch of {best} on, this machine is busy: larger ones add at most 11 %"
-print(busy if best < SIZES[-1] else f"the throughput still grows with the last doubling: the best batch here is {best}, the largest tried, or a larger one")
+if best < SIZES[-1]:
+    print(f"from a batch of {best} on, this machine is busy: larger ones add at most 11 %")
+else:
+    print(
+        "the throughput still grows with the last doubling: "
+        f"the best batch here is {best}, the largest tried, or a larger one"
+    )
 figures.throughput(throughput, best, predicted_best["best"])
 
 # %% [markdown] id="monday_text"

@@ -106,7 +106,10 @@ def forever(batches):
 
 @contextmanager
 def phase(chronometer, name):
-    """A named part of a step, for the trace and for the clock. The clock waits for the device at both ends."""
+    """A named part of a step, for the trace and for the clock.
+
+    The clock waits for the device at both ends.
+    """
     with record_function(name), chronometer.phase(name):
         yield
 
@@ -142,19 +145,26 @@ def program(batches=SlowBatches, block=SlowBlock, accuracy=SlowAccuracy, size=BA
 
 
 def measured(programs):
-    """Train steps of the programs in turns; return the median ms of each phase, by the clock, and the last loss, of each program."""
+    """Train steps of the programs in turns.
+
+    Return, for each program, the median ms of each phase, by the clock, and the last loss.
+    """
     clocks, losses = {name: Chronometer(DEVICE) for name in programs}, {}
     for _ in range(STEPS):
         for name, step in programs.items():
             with clocks[name].step(samples=BATCH):
                 losses[name] = step(clocks[name])
-    times = {name: {phase: 1e3 * found.median for phase, found in clock.phases().items()} for name, clock in clocks.items()}
+    times = {
+        name: {phase: 1e3 * found.median for phase, found in clock.phases().items()}
+        for name, clock in clocks.items()
+    }
     return times, {name: loss.item() for name, loss in losses.items()}
 
 
 times, losses = measured({"before": program()})
 before, loss_before = times["before"], losses["before"]
-print(f"a step takes {sum(before.values()):.1f} ms: {1e3 * BATCH / sum(before.values()):.0f} images/s; loss {loss_before:.4f}")
+total = sum(before.values())
+print(f"a step takes {total:.1f} ms: {1e3 * BATCH / total:.0f} images/s; loss {loss_before:.4f}")
 
 # %% [markdown] id="why_after"
 # Is that fast or slow? The next cell measures what the three matrix products of the forward and their backward take alone.
@@ -231,7 +241,7 @@ print(f"trace_before.json: {size:.1f} MiB for {ACTIVE} steps")
 
 # %% nbgrader={"grade_id": "spans", "solution": true}
 def read_spans(trace: dict) -> list[dict]:
-    """Return the complete events, [{"name": ..., "track": ..., "begin": ms, "end": ms}, ...], sorted."""
+    """Return the complete events, sorted: {"name": ..., "track": ..., "begin": ms, "end": ms}."""
     ### BEGIN SOLUTION
     skipped = ("Trace", "gpu_user_annotation")
     events = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] not in skipped]
@@ -365,7 +375,13 @@ lab.check("phases")
 # **Predict.** Which share of the step, in percent, does each phase take? You have seen the drawing and the table. Replace each `None` that you want to predict by a number. Predictions are not graded.
 
 # %% id="predict_phases" tags=["prediction"]
-predicted_shares = {"load": None, "forward": None, "backward": None, "optimizer": None, "metrics": None}
+predicted_shares = {
+    "load": None,
+    "forward": None,
+    "backward": None,
+    "optimizer": None,
+    "metrics": None,
+}
 
 # %% id="show_phases" tags=["demo"]
 from dlo_lib.labkit.predicted_bars import predicted_bars
@@ -374,7 +390,10 @@ require_numbers(predicted_shares)
 in_trace = phase_times(BEFORE, PHASES)
 shares = {name: 100 * in_trace[name] / sum(in_trace.values()) for name in PHASES}
 print(compared(predicted_shares, shares))
-print(f"by the clock, without the profiler, metrics takes {before['metrics']:.1f} ms; in the trace it takes {in_trace['metrics']:.1f} ms")
+print(
+    f"by the clock, without the profiler, metrics takes {before['metrics']:.1f} ms; "
+    f"in the trace it takes {in_trace['metrics']:.1f} ms"
+)
 predicted_bars(shares, predicted_shares, "share of a step (%)", text="{:.0f} %".format)
 
 # %% [markdown] id="phases_after"
@@ -422,12 +441,24 @@ def kind_times(spans: list[dict], kinds: dict[str, str]) -> dict[str, float]:
 lab.check("kinds")
 
 # %% id="show_kinds" tags=["demo"]
-KINDS = dict.fromkeys(("aten::to", "aten::_to_copy", "aten::copy_", "aten::contiguous", "aten::clone"), "conversion")
-KINDS |= dict.fromkeys(("aten::item", "aten::_local_scalar_dense", "cudaStreamSynchronize", "cudaDeviceSynchronize"), "read")
+CONVERSIONS = ("aten::to", "aten::_to_copy", "aten::copy_", "aten::contiguous", "aten::clone")
+READS = (
+    "aten::item",
+    "aten::_local_scalar_dense",
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+)
+KINDS = dict.fromkeys(CONVERSIONS, "conversion") | dict.fromkeys(READS, "read")
 
 in_phase = {}
 for name in PHASES:  # each phase is treated as if it were the step
-    renamed = [dict(span, name=f"ProfilerStep {name}") if span["name"] == name else dict(span, name="step") if span["name"].startswith("ProfilerStep") else span for span in MAIN]
+    renamed = []
+    for span in MAIN:
+        if span["name"] == name:
+            span = dict(span, name=f"ProfilerStep {name}")
+        elif span["name"].startswith("ProfilerStep"):
+            span = dict(span, name="step")
+        renamed.append(span)
     in_phase[name] = kind_times(renamed, KINDS)
 figures.kinds(in_phase)
 
@@ -464,7 +495,11 @@ lab.check("amdahl")
 total = sum(before.values())
 for name in PHASES:
     without, twice = (predicted_step(before, {name: factor}) for factor in (math.inf, 2))
-    print(f"{name:10} {before[name]:6.2f} ms. Removed: the step is {total / without:.2f} times as fast. Twice as fast: {total / twice:.2f} times")
+    print(
+        f"{name:10} {before[name]:6.2f} ms. "
+        f"Removed: the step is {total / without:.2f} times as fast. "
+        f"Twice as fast: {total / twice:.2f} times"
+    )
 
 # %% [markdown] id="predict_gains_text"
 # **Predict.** You will now correct `load`, then `forward` and `backward`, then `metrics`, one after another. How many ms does a step take after each? By the clock it takes the time that the first cell printed. Assume for example
@@ -504,10 +539,12 @@ class Batches:
 lab.check("batches")
 
 # %% id="show_batches" tags=["demo"]
-times, _ = measured({"before": program(), "now": program(Batches)})  # in turns, because other programs use the machine, too
+# in turns, because other programs use the machine, too
+times, _ = measured({"before": program(), "now": program(Batches)})
 print(f"load: {times['before']['load']:.2f} ms -> {times['now']['load']:.2f} ms", end="; ")
 print(f"the step: {sum(times['before'].values()):.1f} -> {sum(times['now'].values()):.1f} ms")
-print(figures.what_times_show({"the step before": sum(times["before"].values()), "the step now": sum(times["now"].values())}))
+step_ms = {f"the step {name}": sum(phases.values()) for name, phases in times.items()}
+print(figures.what_times_show(step_ms))
 
 # %% [markdown] id="block_text"
 # ## 7 · Second correction: a dtype that spreads
@@ -544,7 +581,11 @@ lab.check("block")
 times, _ = measured({"before": program(Batches), "now": program(Batches, Block)})
 for name in ("forward", "backward"):
     print(f"{name}: {times['before'][name]:.2f} ms -> {times['now'][name]:.2f} ms")
-print(figures.what_times_show({f"forward and backward {name}": found["forward"] + found["backward"] for name, found in times.items()}))
+both_ms = {
+    f"forward and backward {name}": found["forward"] + found["backward"]
+    for name, found in times.items()
+}
+print(figures.what_times_show(both_ms))
 
 # %% [markdown] id="accuracy_text"
 # ## 8 · Third correction: a swarm of small operators, and reads
@@ -592,14 +633,21 @@ lab.check("accuracy")
 # %% id="show_accuracy" tags=["demo"]
 require_numbers(predicted_steps)
 after, losses = measured(
-    {"before": program(), "load": program(Batches), "forward, backward": program(Batches, Block), "metrics": program(Batches, Block, Accuracy)}
+    {
+        "before": program(),
+        "load": program(Batches),
+        "forward, backward": program(Batches, Block),
+        "metrics": program(Batches, Block, Accuracy),
+    }
 )
 before = after.pop("before")
 totals = {name: sum(times.values()) for name, times in after.items()}
 print(compared(predicted_steps, totals, "{:.1f} ms".format))
 print("last loss:", ", ".join(f"{name} {loss:.4f}" for name, loss in losses.items()))
-print(f"the program is {sum(before.values()) / totals['metrics']:.1f} times as fast as at the start")
-print(figures.what_times_show({"the step before": sum(before.values())} | {f"the step with {name} corrected": total for name, total in totals.items()}))
+at_start = sum(before.values())
+print(f"the program is {at_start / totals['metrics']:.1f} times as fast as at the start")
+corrected = {f"the step with {name} corrected": total for name, total in totals.items()}
+print(figures.what_times_show({"the step before": at_start, **corrected}))
 figures.corrections({"before": before, **after}, predicted_steps)
 
 # %% [markdown] id="after_text"
@@ -900,7 +948,10 @@ print(f"usable on {card.title}: {card.usable_bytes / 2**30:.1f} GiB" if card els
 # `key_averages()` is your table of section 2 in one line of code. It has the totals of the recorded steps, not means of a step:
 
 # %% id="averages" tags=["demo"]
-rows = profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=8, max_name_column_width=24).split("\nSelf CPU time total")[0]
+averages = profiler.key_averages().table(
+    sort_by="self_cpu_time_total", row_limit=8, max_name_column_width=24
+)
+rows = averages.split("\nSelf CPU time total")[0]
 print("\n".join(row[:96] for row in rows.splitlines()))  # the first columns
 
 # %% [markdown] id="library_text"
