@@ -54,7 +54,8 @@ from PIL import Image
 from dlo_lib.data import generated
 
 torch.set_num_threads(1)  # tensors of this size are slower with two
-warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores: section 2 measures it
+# more workers than cores: section 2 measures it
+warnings.filterwarnings("ignore", "This DataLoader will create")
 SIZE, BATCH, STEP = 96, 16, 0.025
 IMAGES = generated(train=256, test=1)
 
@@ -71,7 +72,7 @@ FILES = [encoded(image) for image in IMAGES.train.images]
 
 
 class Files(Dataset):
-    """Images in files: opening one takes `latency` seconds, decoding and enlarging it takes computing time, `decodes` times."""
+    """Images in files: one is opened in `latency` seconds, decoded and enlarged `decodes` times."""
 
     def __init__(self, latency=0.0, decodes=1):
         self.latency, self.decodes = latency, decodes
@@ -82,18 +83,23 @@ class Files(Dataset):
     def __getitem__(self, index):
         time.sleep(self.latency)
         for _ in range(self.decodes):
-            image = Image.open(io.BytesIO(FILES[index])).convert("RGB").resize((SIZE, SIZE), Image.Resampling.BICUBIC)
+            image = Image.open(io.BytesIO(FILES[index])).convert("RGB")
+            image = image.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
         return torch.from_numpy(np.array(image)).permute(2, 0, 1), IMAGES.train.labels[index]
 
 
 def loader_of(dataset, workers, **options):
-    """Return a DataLoader. Workers are forked, so they know the classes and functions of this notebook."""
+    """Return a DataLoader. Workers are forked, so they know what this notebook defines."""
     context = {"multiprocessing_context": "fork"} if workers else {}
     return DataLoader(dataset, **{"batch_size": BATCH} | options, num_workers=workers, **context)
 
 
 images, labels = next(iter(loader_of(Files(), 0)))
-print(f"a batch: {tuple(images.shape)} {images.dtype}, {len(FILES)} files of {sum(map(len, FILES)) / len(FILES) / 1024:.1f} KiB on average")
+mean_kib = sum(map(len, FILES)) / len(FILES) / 1024
+print(
+    f"a batch: {tuple(images.shape)} {images.dtype}, "
+    f"{len(FILES)} files of {mean_kib:.1f} KiB on average"
+)
 
 # %% [markdown] id="waits_text"
 # ## 1 · Measure the wait
@@ -177,7 +183,10 @@ figures.waiting(waits, steps)
 
 # %% nbgrader={"grade_id": "steady", "solution": true}
 def steady_step(load: float, step: float, workers: int) -> float:
-    """Return the seconds from one step to the next. `load`: of a batch in one process; `step`: of the model."""
+    """Return the seconds from one step to the next.
+
+    `load`: seconds of a batch in one process. `step`: seconds of a step of the model.
+    """
     ### BEGIN SOLUTION
     if workers == 0:
         return load + step
@@ -223,9 +232,15 @@ predicted_speed = {"waits for files": None, "computes": None}
 # %% id="show_workers" tags=["demo"]
 require_numbers(predicted_speed)
 COUNTS = (1, 2, 4)
-speeds = {name: {0: ALONE[name]} | {workers: images_per_second(dataset, workers) for workers in COUNTS} for name, dataset in DATASETS.items()}
+speeds = {
+    name: {0: ALONE[name]} | {workers: images_per_second(dataset, workers) for workers in COUNTS}
+    for name, dataset in DATASETS.items()
+}
 print(compared(predicted_speed, {name: found[4] for name, found in speeds.items()}))
-formula = {name: {workers: BATCH / steady_step(BATCH / found[0], 0.0, workers) for workers in found} for name, found in speeds.items()}
+formula = {
+    name: {workers: BATCH / steady_step(BATCH / found[0], 0.0, workers) for workers in found}
+    for name, found in speeds.items()
+}
 figures.throughput(speeds, formula, predicted_speed, CORES)
 
 # %% [markdown] id="workers_after"
@@ -237,7 +252,8 @@ figures.throughput(speeds, formula, predicted_speed, CORES)
 from dlo_lib.cluster.site import sites
 
 cores = {name: site.cores_per_gpu for name, site in sites().items() if name.startswith("jean-zay")}
-print("cores for each GPU: " + ", ".join(f"{name} {number}" for name, number in sorted(cores.items(), key=lambda item: item[1])))
+fewest_first = sorted(cores.items(), key=lambda item: item[1])
+print("cores for each GPU: " + ", ".join(f"{name} {number}" for name, number in fewest_first))
 
 # %% [markdown] id="enough_text"
 # The next cell uses your formula for the training of section 1. Does the wait disappear?
@@ -250,7 +266,12 @@ for workers in (0, 1, enough):
     waits, steps = measure_waits(first_batches(loader_of(Files(LATENCY), workers)), gpu_step)
     shares[workers] = waiting_share(waits, steps)
     period = 1000 * (sum(waits[1:]) + sum(steps[1:])) / len(steps[1:])
-    print(f"{workers} workers: a step every {period:.0f} ms (formula {1000 * steady_step(load, STEP, workers):.0f} ms), it waits {100 * shares[workers]:.0f} % of its time; first batch after {1000 * waits[0]:.0f} ms")
+    by_formula = 1000 * steady_step(load, STEP, workers)
+    print(
+        f"{workers} workers: a step every {period:.0f} ms (formula {by_formula:.0f} ms), "
+        f"it waits {100 * shares[workers]:.0f} % of its time; "
+        f"first batch after {1000 * waits[0]:.0f} ms"
+    )
 
 # %% [markdown] id="options_text"
 # Three more options of the `DataLoader`, each with its measurement:
@@ -458,7 +479,7 @@ print(f"files opened in an epoch: {len(FILES)} without shards, {len(files) + 3} 
 def soft_targets(
     labels: torch.Tensor, partner: torch.Tensor, share: torch.Tensor, classes: int
 ) -> torch.Tensor:
-    """labels (B) int64, partner (B) int64, share (B) of the own label -> probabilities (B, classes)."""
+    """labels and partner (B) int64, share (B) of the own label -> probabilities (B, classes)."""
     ### BEGIN SOLUTION
     own = F.one_hot(labels, classes).to(share.dtype)
     return torch.lerp(own[partner], own, share[:, None])
@@ -472,7 +493,7 @@ def mixup(
     lam: torch.Tensor,
     classes: int,
 ):
-    """images (B, C, H, W), labels (B), partner (B), lam (B) -> images (B, C, H, W), targets (B, classes)."""
+    """images (B, C, H, W), labels, partner, lam (B) -> mixed images, targets (B, classes)."""
     ### BEGIN SOLUTION
     mixed = torch.lerp(images[partner], images, lam[:, None, None, None])
     return mixed, soft_targets(labels, partner, lam, classes)
@@ -508,7 +529,7 @@ def cutmix(
     centres: torch.Tensor,
     classes: int,
 ):
-    """images (B, C, H, W), labels (B), partner (B), lam (B), centres (B, 2) -> images (B, C, H, W), targets (B, classes)."""
+    """images (B, C, H, W), labels, partner, lam (B), centres (B, 2) -> the same as mixup."""
     ### BEGIN SOLUTION
     side, inside = (1 - lam).sqrt(), []
     for axis, size in enumerate(images.shape[-2:]):
@@ -623,7 +644,7 @@ def sample_weights(labels: torch.Tensor) -> torch.Tensor:
 
 
 def recall(predicted: torch.Tensor, labels: torch.Tensor, label: int) -> float:
-    """predicted (n) int64, labels (n) int64 -> the share of the samples of this class that are found."""
+    """predicted and labels (n) int64 -> the share of the samples of this class that are found."""
     ### BEGIN SOLUTION
     return (predicted[labels == label] == label).double().mean().item()
     ### END SOLUTION
@@ -704,7 +725,10 @@ figures.rare(results, RARE)
 
 # %% nbgrader={"grade_id": "scaling", "solution": true}
 def statistics(chunk: torch.Tensor) -> tuple[int, torch.Tensor, torch.Tensor]:
-    """chunk (rows, features) -> count, mean (features) float64, sum of squared distances from the mean (features) float64."""
+    """chunk (rows, features) -> count, mean, and sum of squared distances from the mean.
+
+    The last two are (features) in float64.
+    """
     ### BEGIN SOLUTION
     values = chunk.double()
     mean = values.mean(0)

@@ -44,7 +44,8 @@ DEPTH = int(os.environ.get("DLO_DEPTH", 3))  # of the model compiled near the en
 DEEPEST = int(os.environ.get("DLO_DEEPEST", 8))  # of the models whose operations are counted
 STEPS = int(os.environ.get("DLO_STEPS", 10))  # of each measurement of time
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-torch._logging.set_logs(dynamo=logging.ERROR)  # hide its warnings about graph breaks: the reports below are clearer
+# hide its warnings about graph breaks: the reports below are clearer
+torch._logging.set_logs(dynamo=logging.ERROR)
 lab = Lab(globals())
 
 # %% [markdown] id="why"
@@ -128,7 +129,10 @@ if code:
     print(code.kernels[0].name)
     print("\n".join(line.replace("static_cast<int64_t>", "") for line in inside))
 else:
-    print("No C++ compiler here, so no code. With one there are 3 loads, some 15 operations on registers, and 1 store.")
+    print(
+        "No C++ compiler here, so no code. "
+        "With one there are 3 loads, some 15 operations on registers, and 1 store."
+    )
 
 # %% [markdown] id="traffic_text"
 # ## 1 · Count the bytes
@@ -173,11 +177,21 @@ lab.check("traffic")
 # Your two numbers for `gated`, and the bytes counted while it ran:
 
 # %% id="show_traffic" tags=["demo"]
-steps = [("a", ["x", "bias"]), ("b", ["a"]), ("c", ["y"]), ("d", ["b", "c"]), ("e", ["d"]), ("f", ["e", "y"])]
+steps = [
+    ("a", ["x", "bias"]),
+    ("b", ["a"]),
+    ("c", ["y"]),
+    ("d", ["b", "c"]),
+    ("e", ["d"]),
+    ("f", ["e", "y"]),
+]
 sizes = dict.fromkeys("xyabcdef", x.numel()) | {"bias": bias.numel()}
 one_by_one, at_once = eager_bytes(steps, sizes, 4), fused_bytes(steps, sizes, ["f"], 4)
 print(f"one by one: yours {one_by_one / 2**20:.1f} MiB, counted {moved.bytes / 2**20:.1f} MiB")
-print(f"fused:      yours {at_once / 2**20:.1f} MiB, so at most {one_by_one / at_once:.1f} times faster where memory is the limit")
+print(
+    f"fused:      yours {at_once / 2**20:.1f} MiB, "
+    f"so at most {one_by_one / at_once:.1f} times faster where memory is the limit"
+)
 print(f"measured:   × {chain.speedup:.1f}")
 
 # %% [markdown] id="breaks_text"
@@ -272,7 +286,10 @@ lab.check("clip")
 
 # %% nbgrader={"grade_id": "mean", "solution": true}
 def masked_mean(losses: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of `losses` (float, any shape) where `mask` (bool, same shape) is true, else 0; one graph, a tensor of shape ()."""
+    """Return the mean of `losses` where `mask` is true, else 0; one graph, a tensor of shape ().
+
+    losses: float, any shape. mask: bool, the same shape.
+    """
     ### BEGIN SOLUTION
     return torch.where(mask, losses, 0.0).sum() / mask.sum().clamp(min=1)
     ### END SOLUTION
@@ -298,7 +315,8 @@ lab.check("mean")
 def route(tokens: Tensor, experts: Tensor, choice: Tensor) -> Tensor:
     """Return each token times the matrix of its expert; one graph.
 
-    tokens: (number, width). experts: (experts, width, out). choice: (number,) int64. Returns (number, out).
+    tokens: (number, width). experts: (experts, width, out). choice: (number,) int64.
+    Returns (number, out).
     """
     ### BEGIN SOLUTION
     every = torch.einsum("nd,edh->neh", tokens, experts)
@@ -324,7 +342,8 @@ def copied_route(tokens: Tensor, experts: Tensor, choice: Tensor) -> Tensor:
 
 routed = torch.randn(512, 64), torch.randn(8, 64, 64), torch.randint(0, 8, (512,))
 both = {"a matrix per token": copied_route, "yours": route}
-print(compared(predicted_mib, {name: moved_eagerly(function, *routed).bytes / 2**20 for name, function in both.items()}))
+mib = {name: moved_eagerly(function, *routed).bytes / 2**20 for name, function in both.items()}
+print(compared(predicted_mib, mib))
 
 # %% [markdown] id="breaks_after"
 # All experts for all tokens is the price of fixed shapes: here 8 times the arithmetic. Layers with many experts avoid
@@ -333,13 +352,17 @@ print(compared(predicted_mib, {name: moved_eagerly(function, *routed).bytes / 2*
 # The figure shows your functions before and after. Blue is a graph, grey is Python in between.
 
 # %% id="show_pieces" tags=["demo"]
+def graphs_and_breaks(report):
+    return len(report.graphs), len(report.breaks) + len(report.left)
+
+
 after = {}
 for name, (_, args) in examples.items():
     print(f"--- {name}, yours")
     after[name] = explain(globals()[name], *args)
 figures.pieces(
-    {name: (len(report.graphs), len(report.breaks) + len(report.left)) for name, report in before.items()},
-    {name: (len(report.graphs), len(report.breaks) + len(report.left)) for name, report in after.items()},
+    {name: graphs_and_breaks(report) for name, report in before.items()},
+    {name: graphs_and_breaks(report) for name, report in after.items()},
 )
 
 # %% [markdown] id="break_cost_text"
@@ -399,7 +422,10 @@ print(f"× {halves / at_once:.1f} by the bytes, × {cut.compiled / cut.eager:.1f
 
 # %% nbgrader={"grade_id": "options", "solution": true}
 def why_broken(function, *args) -> str | None:
-    """Return the reason of the first graph break of `function(*args)`, one line; None if it is one graph."""
+    """Return the reason of the first graph break of `function(*args)`, one line.
+
+    Return None if it is one graph.
+    """
     ### BEGIN SOLUTION
     try:
         torch.compile(function, backend="eager", fullgraph=True)(*args)
@@ -410,7 +436,7 @@ def why_broken(function, *args) -> str | None:
 
 
 def job_environment(breaks: bool, recompilations: bool, code: bool) -> dict[str, str]:
-    """Return the environment variables of a job that logs graph breaks, recompilations, and generated code."""
+    """Return the variables of a job that logs graph breaks, recompilations, and generated code."""
     ### BEGIN SOLUTION
     wanted = {"graph_breaks": breaks, "recompiles": recompilations, "output_code": code}
     names = [name for name, is_wanted in wanted.items() if is_wanted]
@@ -443,18 +469,20 @@ lab.check("options")
 # %% id="show_options" tags=["demo", "read"]
 for name, (function, args) in examples.items():
     torch.compiler.reset()
-    print(f"{name:12} given: {why_broken(function, *args)}; yours: {why_broken(globals()[name], *args)}")
+    own = globals()[name]
+    print(f"{name:12} given: {why_broken(function, *args)}; yours: {why_broken(own, *args)}")
 chosen = job_environment(breaks=True, recompilations=True, code=False)
 print(chosen)
 
 
 def shortened(log: str) -> str:
-    """Return the log without the beginning of each line, empty lines, and all of a stack except its last frame."""
+    """Return the log without the beginnings of its lines; of a stack only the last frame."""
     kept, frame = [], None
     for line in re.findall(r"\[__\w+\] ?(.*)", log):
         if line.startswith("Graph break in"):
             kept, frame = kept + (frame or []) + [""], None
-        if line.startswith("User code traceback") or (frame is not None and line.startswith("  File")):
+        next_frame = frame is not None and line.startswith("  File")
+        if line.startswith("User code traceback") or next_frame:
             frame = []
         elif line.strip():
             (kept if frame is None else frame).append(line)
@@ -467,7 +495,8 @@ with contextlib.redirect_stderr(io.StringIO()) as log:
     torch.compile(given_clip, backend="eager")(*examples["clip"][1])
 torch._logging.set_logs(dynamo=logging.ERROR)
 print(shortened(log.getvalue()).strip())
-print("\nwhat the modes set:", {name: options for name, options in torch._inductor.list_mode_options().items() if "lite" not in name})
+set_by = torch._inductor.list_mode_options().items()
+print("\nwhat the modes set:", {name: options for name, options in set_by if "lite" not in name})
 
 # %% [markdown] id="state_text"
 # ## 6 · Python numbers that change
@@ -617,7 +646,10 @@ BETA1, BETA2, EPS, DECAY = 0.9, 0.95, 1e-8, 0.1
 def adamw(
     parameter: Tensor, gradient: Tensor, first: Tensor, second: Tensor, step: Tensor, lr: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the new (parameter, first, second) after one step of AdamW. One graph for all steps and learning rates."""
+    """Return the new (parameter, first, second) after one step of AdamW.
+
+    One graph for all steps and learning rates.
+    """
     ### BEGIN SOLUTION
     first = BETA1 * first + (1 - BETA1) * gradient
     second = BETA2 * second + (1 - BETA2) * gradient * gradient
@@ -752,7 +784,10 @@ figures.depth(operations, seconds, DEPTH, compiled_with=BACKEND)
 
 # %% nbgrader={"grade_id": "break_even", "solution": true}
 def break_even(compile_seconds: float, eager_seconds: float, compiled_seconds: float) -> int | None:
-    """Return the fewest steps after which compiling has paid, or None. The last two arguments are seconds per step."""
+    """Return the fewest steps after which compiling has paid, or None.
+
+    The last two arguments are seconds per step.
+    """
     ### BEGIN SOLUTION
     if compile_seconds == 0:
         return 0
@@ -763,7 +798,10 @@ def break_even(compile_seconds: float, eager_seconds: float, compiled_seconds: f
 
 
 def best_mode(modes: dict[str, tuple[float, float]], steps: int) -> str:
-    """Return the mode with the shortest total time for `steps` steps. modes: name → (seconds of compiling, seconds per step)."""
+    """Return the mode with the shortest total time for `steps` steps.
+
+    modes: name → (seconds of compiling, seconds per step).
+    """
     ### BEGIN SOLUTION
     return min(modes, key=lambda name: modes[name][0] + steps * modes[name][1])
     ### END SOLUTION
@@ -848,7 +886,7 @@ figures.starts([report.seconds for report in starts]) if starts else None
 
 # %% nbgrader={"grade_id": "pad", "solution": true}
 def pad_to_bucket(tokens: Tensor, targets: Tensor, buckets: list[int]) -> tuple[Tensor, Tensor]:
-    """Return tokens and targets (batch, length) int64, both padded at the end to (batch, bucket)."""
+    """Return tokens and targets (batch, length) int64, padded at the end to (batch, bucket)."""
     ### BEGIN SOLUTION
     length = tokens.shape[1]
     missing = min(bucket for bucket in buckets if bucket >= length) - length
@@ -910,9 +948,11 @@ import subprocess
 import typing
 
 modules = (argparse, collections, decimal, logging, subprocess, tempfile, typing)
-paragraphs = [text.split() for module in modules for text in inspect.getsource(module).split("\n\n")]
+sources = [inspect.getsource(module) for module in modules]
+paragraphs = [text.split() for source in sources for text in source.split("\n\n")]
 found = collections.Counter(min(len(words), 256) for words in paragraphs if words)
-figures.buckets(found, {price: choose_buckets(dict(found), price, 2e-4) for price in (0.05, 0.5, 5.0)})
+prices = (0.05, 0.5, 5.0)
+figures.buckets(found, {price: choose_buckets(dict(found), price, 2e-4) for price in prices})
 
 # %% [markdown] id="scale_text"
 # ## 14 · At scale
@@ -927,11 +967,16 @@ figures.buckets(found, {price: choose_buckets(dict(found), price, 2e-4) for pric
 
 # %% id="show_scale" tags=["demo"]
 restarts, steps_a_start = 20, 3000
-modes = {"eager": (0.0, times.eager), "compiled, cold each time": (restarts * times.compile, times.compiled)}
+modes = {
+    "eager": (0.0, times.eager),
+    "compiled, cold each time": (restarts * times.compile, times.compiled),
+}
 if starts:
-    modes["compiled, warm cache"] = (times.compile * (1 + (restarts - 1) * starts[1].seconds / starts[0].seconds), times.compiled)
+    compiling = times.compile * (1 + (restarts - 1) * starts[1].seconds / starts[0].seconds)
+    modes["compiled, warm cache"] = (compiling, times.compiled)
 for name, (compiling, step) in modes.items():
-    print(f"{name:26} {compiling + restarts * steps_a_start * step:8.0f} s, including {compiling:6.0f} s of compiling")
+    total = compiling + restarts * steps_a_start * step
+    print(f"{name:26} {total:8.0f} s, including {compiling:6.0f} s of compiling")
 print(f"{restarts} starts of {steps_a_start} steps: {best_mode(modes, restarts * steps_a_start)}")
 
 # %% [markdown] id="quiz_text"
