@@ -47,7 +47,7 @@ READ_TAG = "read"  # of a demo whose code the text speaks of
 FOLDED_FROM = 13  # lines of a demo
 SETUP = "lab = Lab(globals())"
 SETUP_NOTE = (
-    "# Given: grading runs this cell as released. Do not edit it; put imports into the cell of your answer."
+    "# Given: grading runs this cell as released. Do not edit it; put imports into your answer's cell."
 )
 PREDICTION_TAG = "prediction"
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
