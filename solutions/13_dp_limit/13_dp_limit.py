@@ -34,7 +34,7 @@ GIB = 2**30
 MODEL = os.environ.get("DLO_MODEL", "llama-3.2-3b")
 SEQ = int(os.environ.get("DLO_SEQ", 2048))
 STEPS = int(os.environ.get("DLO_STEPS", 30))  # of the real training near the end
-SMALL_SEQ = int(os.environ.get("DLO_SMALL_SEQ", 64))  # tokens of a sequence whose memory is counted there
+SMALL_SEQ = int(os.environ.get("DLO_SMALL_SEQ", 64))  # tokens of a sequence whose memory is counted
 config = model_config(MODEL)
 GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the small job near the end
 ON_GPU = os.environ.get("DLO_ON_GPU", "llama-3.2-1b")  # the model whose step a GPU runs at the end
@@ -81,12 +81,16 @@ plot_memory(first, limit_bytes=gpu("a100-40").usable_bytes, title=f"{MODEL}, bat
 # %% id="show_first_peak" tags=["demo"]
 predictions.require_numbers(expected_first)
 weights = first.peak_by_part[Part.WEIGHTS]
-print(f"weights {weights / GIB:.1f} GiB, peak {first.peak_bytes / GIB:.1f} GiB: {first.peak_bytes / weights:.1f} times the weights")
+print(
+    f"weights {weights / GIB:.1f} GiB, peak {first.peak_bytes / GIB:.1f} GiB: "
+    f"{first.peak_bytes / weights:.1f} times the weights"
+)
 for phase, held in first.peak_by_phase.items():
     when = "after the step" if phase is Phase.END else f"during {phase.value}"
     print(f"  largest {when:16} {held / GIB:6.1f} GiB")
-found_first = {"largest during backward": Phase.BACKWARD, "largest during the optimiser's step": Phase.OPTIMIZER}
-print(predictions.compared(expected_first, {name: first.peak_by_phase[phase] / GIB for name, phase in found_first.items()}, "{:.1f} GiB".format))
+phases = zip(expected_first, (Phase.BACKWARD, Phase.OPTIMIZER))
+found_first = {name: first.peak_by_phase[phase] / GIB for name, phase in phases}
+print(predictions.compared(expected_first, found_first, "{:.1f} GiB".format))
 
 # %% [markdown] id="why_questions"
 # The peak is five times the weights, and it is in the *optimiser's* step, not in backward.
@@ -140,7 +144,10 @@ config
 
 # %% nbgrader={"grade_id": "parameters", "solution": true}
 def count_parameters(config: LlamaConfig) -> dict[str, int]:
-    """Return the parameters of a Llama by part, all blocks together: "embedding", "attention", "mlp", "norms", "head"."""
+    """Return the parameters of a Llama by part, all blocks together.
+
+    The parts are "embedding", "attention", "mlp", "norms" and "head".
+    """
     ### BEGIN SOLUTION
     table = config.vocab_size * config.hidden
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -162,7 +169,8 @@ lab.check("parameters")
 # parameters have no storage, and counts its parameters.
 
 # %% id="show_parameters" tags=["demo"]
-counts = {name: count_parameters(model_config(name)) for name in ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b")}
+family = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b")
+counts = {name: count_parameters(model_config(name)) for name in family}
 for name, parts in counts.items():
     built = sum(p.numel() for p in Llama(model_config(name), device="meta").parameters())
     print(f"{name:14} yours {sum(parts.values()):>14,}   built {built:>14,}")
@@ -222,8 +230,10 @@ lab.check("state")
 # depend on the optimiser step.
 
 # %% id="show_state" tags=["demo"]
-state_of_steps = {step: state_bytes(config, "adamw", step) for step in ("for-loop", "foreach", "fused")}
-figures.optimizer_steps(state_of_steps, {step: measured(step=step).peak_by_phase for step in state_of_steps})
+steps = ("for-loop", "foreach", "fused")
+state_of_steps = {step: state_bytes(config, "adamw", step) for step in steps}
+peaks_of_steps = {step: measured(step=step).peak_by_phase for step in steps}
+figures.optimizer_steps(state_of_steps, peaks_of_steps)
 
 # %% [markdown] id="state_lesson"
 # One argument of the optimiser (`fused=True`) saves 12 GiB in the optimiser's step: with `foreach`, the peak
@@ -234,13 +244,15 @@ figures.optimizer_steps(state_of_steps, {step: measured(step=step).peak_by_phase
 start, updated = torch.randn(1000), {}
 for step in OptimizerStep:
     weight = torch.nn.Parameter(start.clone())
-    adamw = torch.optim.AdamW([weight], fused=step is OptimizerStep.FUSED, foreach=step is OptimizerStep.FOREACH)
+    chosen = {"fused": step is OptimizerStep.FUSED, "foreach": step is OptimizerStep.FOREACH}
+    adamw = torch.optim.AdamW([weight], **chosen)
     for _ in range(10):
         weight.grad = weight.detach().sin()
         adamw.step()
     updated[step.value] = weight.detach()
 for name, found in updated.items():
-    print(f"{name:9} moved by {(found - start).abs().max():.4f}, differs from fused by {(found - updated['fused']).abs().max():.1e}")
+    moved, apart = ((found - other).abs().max() for other in (start, updated["fused"]))
+    print(f"{name:9} moved by {moved:.4f}, differs from fused by {apart:.1e}")
 
 # %% [markdown] id="state_remember"
 # Remember: weights, gradients and AdamW's state take 16 bytes a parameter. Other recipes reach 16 in other
@@ -257,7 +269,8 @@ for name, found in updated.items():
 # cell runs one real block on 20 tokens, with sizes such that you recognise each tensor by its shape.
 
 # %% id="show_saved" tags=["demo"]
-probe = LlamaConfig(vocab_size=257, hidden=48, intermediate=112, num_layers=1, num_heads=6, num_kv_heads=2, head_dim=16)
+heads = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 16}
+probe = LlamaConfig(vocab_size=257, hidden=48, intermediate=112, num_layers=1, **heads)
 figures.saved_by_block(probe, tokens=20)
 
 # %% [markdown] id="block_exercise"
@@ -271,7 +284,10 @@ figures.saved_by_block(probe, tokens=20)
 
 # %% nbgrader={"grade_id": "block", "solution": true}
 def block_bytes(config: LlamaConfig, batch: int, seq: int) -> int:
-    """Return the bytes that a block keeps for backward under bf16 autocast (`batch` sequences, `seq` tokens)."""
+    """Return the bytes that a block keeps for backward under bf16 autocast.
+
+    batch: sequences. seq: tokens of each.
+    """
     ### BEGIN SOLUTION
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     norms = 2 * (4 + 4) * config.hidden  # each half: its input and its normalised input, in fp32
@@ -303,7 +319,10 @@ lab.check("block")
 def activation_bytes(
     config: LlamaConfig, batch: int, seq: int, checkpointing: bool = False
 ) -> dict[str, int]:
-    """Return the bytes at the end of forward: "activations" (blocks and last norm), "logits" (one fp32 tensor)."""
+    """Return the bytes at the end of forward.
+
+    "activations": of the blocks and the last norm. "logits": one fp32 tensor.
+    """
     ### BEGIN SOLUTION
     residual = 4 * batch * seq * config.hidden
     kept = residual if checkpointing else block_bytes(config, batch, seq)
@@ -321,7 +340,11 @@ lab.check("activations")
 # markers should lie on 3, and step 5 explains why.
 
 # %% id="show_activations" tags=["demo"]
-points = [(batch, checkpointing, measured(batch, checkpointing=checkpointing)) for batch in (1, 4) for checkpointing in (False, True)]
+points = [
+    (batch, checkpointing, measured(batch, checkpointing=checkpointing))
+    for batch in (1, 4)
+    for checkpointing in (False, True)
+]
 figures.activations(
     {(b, c): activation_bytes(config, b, SEQ, c) for b in (1, 2, 4, 8) for c in (False, True)},
     {(b, c): report.peak_by_part for b, c, report in points},
@@ -372,7 +395,10 @@ def step_peak(
     checkpointing: bool = False,
     bucket_view: bool = True,
 ) -> dict[str, int]:
-    """Return the bytes that a rank holds at four moments: "loss", "loss gradient", "last gradient", "optimizer step"."""
+    """Return the bytes that a rank holds at four moments.
+
+    They are "loss", "loss gradient", "last gradient" and "optimizer step".
+    """
     ### BEGIN SOLUTION
     parts, state = count_parameters(config), state_bytes(config, optimizer, step)
     held = activation_bytes(config, batch, seq, checkpointing)
@@ -404,7 +430,8 @@ SETTINGS = {
     "fused, buckets copied": {"step": "fused", "bucket_view": False},
 }
 moments_of = {name: step_peak(config, 1, SEQ, **chosen) for name, chosen in SETTINGS.items()}
-figures.moments(moments_of, {name: measured(1, **chosen).peak_bytes for name, chosen in SETTINGS.items()})
+peaks_of = {name: measured(1, **chosen).peak_bytes for name, chosen in SETTINGS.items()}
+figures.moments(moments_of, peaks_of)
 
 # %% [markdown] id="fits_text"
 # ## 6 · Does it fit?
@@ -421,7 +448,10 @@ for name, card in gpus().items():
 
 # %% nbgrader={"grade_id": "fits", "solution": true}
 def fits(config: LlamaConfig, card, batch: int, seq: int, **settings) -> bool:
-    """Return whether a step fits `card` (`card.usable_bytes`, `card.memory_bytes`); `settings` as for `step_peak`."""
+    """Return whether a step fits `card` (`card.usable_bytes`, `card.memory_bytes`).
+
+    settings: as for `step_peak`.
+    """
     ### BEGIN SOLUTION
     return max(step_peak(config, batch, seq, **settings).values()) <= card.usable_bytes
     ### END SOLUTION
@@ -475,15 +505,15 @@ lab.check("largest")
 from functools import partial
 
 
-def batch_fits(card, settings, batch):
-    return fits(config, card, batch, SEQ, **settings)
+def batch_fits(card, setting, batch):
+    return fits(config, card, batch, SEQ, **SETTINGS[setting])
 
 
 names = ("foreach (default)", "fused", "fused, checkpointing")
 print(f"Largest batch of {MODEL}, sequences of {SEQ} tokens, AdamW")
 print(f"{'GPU':12}", *(f"{name:>22}" for name in names))
 for name, card in gpus().items():
-    print(f"{name:12}", *(f"{largest_batch(partial(batch_fits, card, SETTINGS[setting])):>22}" for setting in names))
+    print(f"{name:12}", *(f"{largest_batch(partial(batch_fits, card, key)):>22}" for key in names))
 
 # %% [markdown] id="ranks_text"
 # ## 8 · More ranks
@@ -498,7 +528,10 @@ for name, card in gpus().items():
 
 # %% nbgrader={"grade_id": "ranks", "solution": true}
 def ranks_needed(config: LlamaConfig, card, global_batch: int, seq: int, **settings) -> int | None:
-    """Return the fewest data-parallel ranks for `global_batch` sequences a step, None if no number is enough."""
+    """Return the fewest data-parallel ranks for `global_batch` sequences a step.
+
+    None if no number is enough.
+    """
     ### BEGIN SOLUTION
     largest = largest_batch(lambda batch: fits(config, card, batch, seq, **settings))
     return math.ceil(global_batch / largest) if largest else None
@@ -551,9 +584,11 @@ figures.ranks(
 
 # %% id="show_loss" tags=["demo"]
 torch.manual_seed(0)
-token_losses = [torch.rand(90) + 1, torch.rand(10) + 3]  # rank 0 has 90 valid tokens, rank 1 has 10 harder ones
+# Rank 0 has 90 valid tokens, rank 1 has 10 harder ones
+token_losses = [torch.rand(90) + 1, torch.rand(10) + 3]
+means = torch.stack([losses.mean() for losses in token_losses])
 print(f"mean over all tokens   {torch.cat(token_losses).mean():.3f}")
-print(f"mean of the rank means {torch.stack([losses.mean() for losses in token_losses]).mean():.3f}")
+print(f"mean of the rank means {means.mean():.3f}")
 
 # %% [markdown] id="loss_exercise"
 # The mean of means gives a token of rank 1 nine times the weight of a token of rank 0. Dividing the loss by
@@ -564,8 +599,9 @@ print(f"mean of the rank means {torch.stack([losses.mean() for losses in token_l
 
 # %% nbgrader={"grade_id": "loss", "solution": true}
 def rank_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return this rank's loss, a scalar: after DDP's average, the gradient is that of the mean loss over all valid tokens of all ranks.
+    """Return this rank's loss, a scalar.
 
+    After DDP's average, the gradient is that of the mean loss over all valid tokens of all ranks.
     logits: (batch, seq, vocab). targets: (batch, seq) int64, -100 where there is nothing to learn.
     """
     ### BEGIN SOLUTION
@@ -591,7 +627,8 @@ lab.check("loss")
 # ranks, divided by the same part with 1 rank.
 
 # %% id="predict_real" tags=["prediction"]
-expected_real = {"optimiser state": None, "activations": None, "peak": None}  # with 4 ranks / with 1 rank
+# With 4 ranks, divided by the same with 1 rank
+expected_real = {"optimiser state": None, "activations": None, "peak": None}
 
 # %% id="run_training" tags=["demo"]
 import tempfile
@@ -637,11 +674,13 @@ for world in (1, 2, 4):
 
 # %% id="show_training" tags=["demo"]
 predictions.require_numbers(expected_real)
-small_peaks = {world: max(step_peak(small, GLOBAL_BATCH // world, SMALL_SEQ).values()) for world in memory}
+predicted = {world: step_peak(small, GLOBAL_BATCH // world, SMALL_SEQ) for world in memory}
 at_peak = {world: by_rank[0] for world, by_rank in memory.items()}
-ratios = {name: at_peak[4][part.value] / at_peak[1][part.value] for name, part in (("optimiser state", Part.OPTIMIZER_STATE), ("activations", Part.ACTIVATIONS))}
-print(predictions.compared(expected_real, ratios | {"peak": sum(at_peak[4].values()) / sum(at_peak[1].values())}, "{:.2f}".format))
-figures.training(curves, memory, small_peaks)
+parts = {"optimiser state": Part.OPTIMIZER_STATE, "activations": Part.ACTIVATIONS}
+ratios = {name: at_peak[4][part.value] / at_peak[1][part.value] for name, part in parts.items()}
+ratios["peak"] = sum(at_peak[4].values()) / sum(at_peak[1].values())
+print(predictions.compared(expected_real, ratios, "{:.2f}".format))
+figures.training(curves, memory, {world: max(held.values()) for world, held in predicted.items()})
 
 # %% [markdown] id="real_lesson"
 # - **Loss:** the three curves are equal. The same global batch gives the same gradients for any number of
@@ -671,7 +710,9 @@ flags = ["--parallel", "ddp", "--precision", "bf16", "--optimizer-step", "fused"
 large = ["--model", MODEL, "--seq", str(SEQ), "--steps", "100"]
 little = ["--model", "tiny", "--seq", "64", "--steps", str(min(40, 5 * STEPS)), "--log-every", "5"]
 
-script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=8, site="jean-zay-a100", account="abc", dry_run=True)
+script = cluster.submit(
+    "dlo_lib.train", [*large, *flags], gpus=8, site="jean-zay-a100", account="abc", dry_run=True
+)
 print("For SLURM, on 8 GPUs:", at_scale.directives(script), sep="\n")
 print("GPUs that it fits:", ", ".join(name for name, card in gpus().items() if fits(config, card, 1, SEQ, step="fused")) or "none")
 job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=GPUS).wait()
@@ -705,7 +746,7 @@ from dlo_lib.text import columns
 
 
 def tracked_peak(config, batch, seq, checkpointing=False, **options) -> int:
-    """Return the peak of a training step, by MemTracker; `options` are those of AdamW, such as `fused`."""
+    """Return the peak of a training step, by MemTracker; `options` are those of AdamW."""
     with FakeTensorMode(), MemTracker() as tracker:
         model = Llama(config, checkpointing=checkpointing)
         optimizer = torch.optim.AdamW(model.parameters(), **options)
@@ -732,14 +773,21 @@ def formula_peak(config, batch, seq, step) -> int:
 
 
 smaller = replace(small, num_layers=1)
+
+
+def counted_peak(*sizes, **chosen) -> int:
+    return measure_memory(*sizes, parallel="none", **chosen).peak_bytes
+
+
 rows = [("", "time to obtain it", "peak", "lines of code")]
 for name, function, settings in (
     ("your formulas", formula_peak, {"step": "fused"}),
-    ("measure_memory", lambda *sizes, **chosen: measure_memory(*sizes, **chosen).peak_bytes, {"fused": True, "parallel": "none"}),
+    ("measure_memory", counted_peak, {"fused": True}),
     ("MemTracker", tracked_peak, {"fused": True}),
 ):
     peak, seconds = timed(function, smaller, GLOBAL_BATCH, SMALL_SEQ, **settings)
-    rows.append((name, ms(seconds), size(peak), str(lines_of(tracked_peak) or "-") if function is tracked_peak else "-"))
+    lines = str(lines_of(tracked_peak) or "-") if function is tracked_peak else "-"
+    rows.append((name, ms(seconds), size(peak), lines))
 print(columns(rows))
 
 # %% [markdown] id="standard_lesson"

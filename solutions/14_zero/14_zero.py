@@ -129,7 +129,8 @@ from dlo_lib.labkit.explore import explore
 
 
 def state_of_ranks(ranks: int = 8, moments: int = 2):
-    return figures.budget({stage: state_bytes(psi, ranks, stage, moments) for stage in STAGES}, ranks, 32 * GIB)
+    state_of_stages = {stage: state_bytes(psi, ranks, stage, moments) for stage in STAGES}
+    return figures.budget(state_of_stages, ranks, 32 * GIB)
 
 
 explore(state_of_ranks, ranks=[1, 2, 4, 8, 16, 64, 512], moments=[0, 1, 2])
@@ -191,7 +192,10 @@ lab.check("pieces")
 
 # %% nbgrader={"grade_id": "stage1", "solution": true}
 class ShardedOptimizer:
-    """An optimiser whose state is divided over the ranks; gradients are averaged before `step`, on every rank."""
+    """An optimiser whose state is divided over the ranks.
+
+    Gradients are averaged before `step`, on every rank.
+    """
 
     def __init__(self, parameters: list, make_optimizer) -> None:
         ### BEGIN SOLUTION
@@ -263,7 +267,7 @@ lab.check("norm")
 
 # %% nbgrader={"grade_id": "stage2", "solution": true}
 def shard_gradients(module: nn.Module, pieces: list) -> None:
-    """Make backward leave averaged gradients in the pieces, and none in the parameters of `module`."""
+    """Make backward leave averaged gradients in the pieces, none in the parameters of `module`."""
     ### BEGIN SOLUTION
     world = dist.get_world_size()
 
@@ -307,7 +311,10 @@ lab.check("stage2")
 
 # %% nbgrader={"grade_id": "stage3", "solution": true}
 class Gather(torch.autograd.Function):
-    """Forward: pieces to the whole tensor. Backward: gradients of the whole to the averaged gradient of the piece."""
+    """Forward: pieces to the whole tensor.
+
+    Backward: gradients of the whole to the averaged gradient of the piece.
+    """
 
     @staticmethod
     def forward(ctx, piece: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -330,7 +337,10 @@ class Gather(torch.autograd.Function):
 def sharded_linear(
     x: torch.Tensor, weight_piece: torch.Tensor, shape: tuple[int, int]
 ) -> torch.Tensor:
-    """Return x @ weight.T; every rank has a piece of the weight of that shape (out, in), and no rank keeps the whole."""
+    """Return x @ weight.T.
+
+    Every rank has a piece of the weight of that shape (out, in), and no rank keeps the whole.
+    """
     ### BEGIN SOLUTION
     def compute(x, weight_piece):
         return F.linear(x, Gather.apply(weight_piece, shape))
@@ -350,7 +360,8 @@ lab.check("stage3")
 # `ShardedOptimizer`; stage 3 gathers in forward and again in backward.) The cell is not graded.
 
 # %% id="predict_traffic" tags=["prediction"]
-traffic_guess = {"stage 0": None, "stage 1": None, "stage 2": None, "stage 3": None}  # in units of B f
+# In units of B f
+traffic_guess = {"stage 0": None, "stage 1": None, "stage 2": None, "stage 3": None}
 
 # %% id="run_traffic" tags=["demo"]
 import alive
@@ -467,7 +478,8 @@ apart = {
 }
 print(f"largest difference of a weight to stage 0 after {STEPS} steps:")
 print(compared(apart_guess, apart, "{:.1e}".format))
-figures.losses({stage: [sum(step) / 4 for step in zip(*(losses for losses, _, _ in ranks))] for stage, ranks in runs.items()})
+losses = {stage: zip(*(by_step for by_step, _, _ in ranks)) for stage, ranks in runs.items()}
+figures.losses({stage: [sum(step) / 4 for step in steps] for stage, steps in losses.items()})
 
 # %% [markdown] id="memory_text"
 # The curves are equal: sharding changes storage and communication, not the computation. Here even the weights are
@@ -510,7 +522,10 @@ figures.stages(own, {stage: state_bytes(numbers, 4, stage) for stage in STAGES},
 
 # %% nbgrader={"grade_id": "offload", "solution": true}
 class OffloadedOptimizer:
-    """An optimiser with its state and the fp32 master weights in CPU memory; the pieces are in 16 bits, on any device."""
+    """An optimiser with its state and the fp32 master weights in CPU memory.
+
+    The pieces are in 16 bits, on any device.
+    """
 
     def __init__(self, pieces: list, make_optimizer) -> None:
         ### BEGIN SOLUTION
@@ -652,8 +667,14 @@ figures.rest(reports)
 # %% id="show_checkpoints" tags=["demo"]
 config = model_config(MODEL)
 kept = config.num_layers * SEQ * config.hidden * 4
-print(f"inputs of all blocks, kept for backward: {kept / GIB:.2f} GiB; divided over 8 ranks of tensor parallelism: {kept / 8 / GIB:.2f} GiB")
-print(f"one buffer with all gradients: {4 * psi / GIB:.2f} GiB; buckets of 25 MiB: {2 * 25 / 1024:.2f} GiB for two of them")
+print(
+    f"inputs of all blocks, kept for backward: {kept / GIB:.2f} GiB; "
+    f"divided over 8 ranks of tensor parallelism: {kept / 8 / GIB:.2f} GiB"
+)
+print(
+    f"one buffer with all gradients: {4 * psi / GIB:.2f} GiB; "
+    f"buckets of 25 MiB: {2 * 25 / 1024:.2f} GiB for two of them"
+)
 
 # %% [markdown] id="rest_lesson"
 # ZeRO-R is the name of three remedies for what is left:
@@ -695,8 +716,8 @@ from dlo_lib.labkit import at_scale
 flags = ["--parallel", "zero2", "--batch", "2", "--accumulation", "2", "--clip", "1.0"]
 large = ["--model", MODEL, "--seq", str(SEQ), "--precision", "bf16", "--steps", "100"]
 little = ["--model", "tiny", "--seq", "32", "--steps", "40", "--log-every", "10"]
-
-script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=16, site="jean-zay-a100", account="abc", dry_run=True)
+where = {"gpus": 16, "site": "jean-zay-a100", "account": "abc"}
+script = cluster.submit("dlo_lib.train", [*large, *flags], **where, dry_run=True)
 print("For SLURM, 2 nodes of 8 GPUs:", at_scale.directives(script), sep="\n")
 job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=GPUS).wait()
 print("Here, 2 ranks of the small model:")
@@ -743,12 +764,14 @@ def optimiser_steps(make, repeats: int) -> tuple[float, int]:
 
 
 forms = []
+own = (piece_of, whole, ShardedOptimizer.__init__, ShardedOptimizer.step)
 for name, make, code in (
-    ("yours, step 3", ShardedOptimizer, (piece_of, whole, ShardedOptimizer.__init__, ShardedOptimizer.step)),
+    ("yours, step 3", ShardedOptimizer, own),
     ("ZeroRedundancyOptimizer", standard, (standard,)),
 ):
     seconds, state = (max(column) for column in zip(*run_ranks(optimiser_steps, 2, make, 20)))
-    two, three = (run_ranks(optimiser_steps, 2, make, repeats, trace=True).trace.bytes(rank=0) for repeats in (1, 2))
+    traced = [run_ranks(optimiser_steps, 2, make, repeats, trace=True) for repeats in (1, 2)]
+    two, three = (run.trace.bytes(rank=0) for run in traced)
     forms.append(Form(name, lines_of(*code), seconds, three - two, state))
 print(table(forms))
 
@@ -783,7 +806,8 @@ def layers_of(form: str):
     weights = [torch.randn(256, 256, generator=random) / 16 for _ in range(8)]
     if form == "yours":
         pieces = [nn.Parameter(piece_of(weight, rank, world)) for weight in weights]
-        return [lambda x, piece=piece: sharded_linear(x, piece, (256, 256)) for piece in pieces], pieces
+        layers = [lambda x, piece=piece: sharded_linear(x, piece, (256, 256)) for piece in pieces]
+        return layers, pieces
     model = nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in weights))
     for layer, weight in zip(model, weights):
         layer.weight.data.copy_(weight)
@@ -824,14 +848,21 @@ def stage3_peak(form: str) -> int:
     return peak_of_a_step(lambda: stage3_step(form))
 
 
+own = (piece_of, whole, Gather.forward, Gather.backward, sharded_linear)
 forms, grads = [], {}
-for name, code in {"yours": (piece_of, whole, Gather.forward, Gather.backward, sharded_linear), "fully_shard": (with_fully_shard,)}.items():
+for name, code in {"yours": own, "fully_shard": (with_fully_shard,)}.items():
     run = run_ranks(stage3_time, 2, name, 10, trace=True)
-    grads[name] = [grad for _, own in run for grad in own]
-    forms.append(Form(name, lines_of(*code), max(seconds for seconds, _ in run), sent_in_last_step(run.trace), max(run_ranks(stage3_peak, 2, name))))
+    grads[name] = [grad for _, of_rank in run for grad in of_rank]
+    seconds, sent = max(seconds for seconds, _ in run), sent_in_last_step(run.trace)
+    peak = max(run_ranks(stage3_peak, 2, name))
+    forms.append(Form(name, lines_of(*code), seconds, sent, peak))
 print(table(forms, measured="forward and backward"))
-largest = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(grads["yours"], grads["fully_shard"]))
-print(f"largest difference of a gradient, relative to the largest gradient of its layer: {largest:.1g}")
+pairs = zip(grads["yours"], grads["fully_shard"])
+largest = max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+print(
+    "largest difference of a gradient, relative to the largest gradient of its layer: "
+    f"{largest:.1g}"
+)
 
 # %% [markdown] id="stage3_lesson"
 # The gradients are equal, and both send 3 B f: `fully_shard` also gathers each layer in forward and in backward, and reduce-scatters its
@@ -886,13 +917,18 @@ from dlo_lib.text import columns
 
 
 def by_deepspeed(stage: int, steps: int) -> tuple[list[float], int]:
-    """Train the MLP with DeepSpeed; return the losses of this rank, and the bytes of its optimiser's state."""
+    """Train the MLP with DeepSpeed; return this rank's losses, and the bytes of its state."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     import deepspeed
 
     rank, model = dist.get_rank(), MLP()
-    config = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True}
-    engine, *_ = deepspeed.initialize(model=model, optimizer=adamw(model.parameters()), config=config)
+    config = {
+        "train_micro_batch_size_per_gpu": 8,
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+    }
+    optimizer = adamw(model.parameters())
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     losses = []
     for step in range(steps):
         x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(100 * step + rank))
@@ -904,11 +940,19 @@ def by_deepspeed(stage: int, steps: int) -> tuple[list[float], int]:
 
 
 def compared_with_deepspeed(stage: int) -> list[float]:
-    """The largest difference of a loss to your stage 0; sent in a step, in B f, by kind; the state, in bytes a parameter."""
+    """The largest difference of a loss to your stage 0; what is sent in a step, in B f, by kind;
+    the optimiser's state, in bytes a parameter."""
     run = run_ranks(by_deepspeed, 2, stage, 3, trace=True)
     yours = run_ranks(train, 2, 0, 3)
-    apart = max(abs(a - b) for (losses, _), (own, _, _) in zip(run, yours) for a, b in zip(losses, own))
-    sent = [run.trace.ring_bytes(kind, rank=0) / 3 / (4 * numbers / 2) for kind in ("all_reduce", "reduce_scatter", "all_gather")]
+    apart = max(
+        abs(a - b)
+        for (losses, _), (own, _, _) in zip(run, yours)
+        for a, b in zip(losses, own)
+    )
+    sent = [
+        run.trace.ring_bytes(kind, rank=0) / 3 / (4 * numbers / 2)
+        for kind in ("all_reduce", "reduce_scatter", "all_gather")
+    ]
     return [apart, *sent, run[0][1] / numbers]
 
 
@@ -923,10 +967,13 @@ on_two_cores = StoredResult(
         "stage 3": [0.0, 0.0002, 1.0, 2.0, 4.0002],
     },
 )
-found = measured_or_stored({f"stage {stage}": partial(compared_with_deepspeed, stage) for stage in STAGES}, on_two_cores, package="deepspeed")
-rows = [("DeepSpeed", "losses differ by", "all-reduce", "reduce-scatter", "all-gather", "optimiser's state")]
+stages = {f"stage {stage}": partial(compared_with_deepspeed, stage) for stage in STAGES}
+found = measured_or_stored(stages, on_two_cores, package="deepspeed")
+kinds = ("all-reduce", "reduce-scatter", "all-gather")
+rows = [("DeepSpeed", "losses differ by", *kinds, "optimiser's state")]
 for name, (apart, *sent, each) in found.items():
-    rows.append((name, f"{apart:.0e}", *(f"{times:.2f} B f" for times in sent), f"{each:.1f} bytes/parameter"))
+    messages = [f"{times:.2f} B f" for times in sent]
+    rows.append((name, f"{apart:.0e}", *messages, f"{each:.1f} bytes/parameter"))
 print(columns(rows))
 
 # %% [markdown] id="deepspeed_lesson"
