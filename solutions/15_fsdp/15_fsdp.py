@@ -163,8 +163,13 @@ lab.check("rows")
 # parts. They are **views**, because the optimiser updates the row through them.
 
 # %% id="given_pack"
-def shard_views(row: torch.Tensor, shapes: list[tuple[int, ...]], rank: int, world: int) -> list[torch.Tensor]:
-    """Return this rank's part of each parameter without padding, (own rows, ...), as views of its packed row (S,)."""
+def shard_views(
+    row: torch.Tensor, shapes: list[tuple[int, ...]], rank: int, world: int
+) -> list[torch.Tensor]:
+    """Return this rank's part of each parameter, as views of its packed row (S,).
+
+    The parts have no padding: (own rows, ...).
+    """
     views, offset = [], 0
     for shape in shapes:  # a tensor without dimensions, shape (), is one row of one number
         length, inner = math.prod(shape[:1]), math.prod(shape[1:])
@@ -179,7 +184,8 @@ def pack(tensors: list[torch.Tensor], world: int) -> torch.Tensor:
     parts = []
     for tensor in tensors:
         size = -(-math.prod(tensor.shape[:1]) // world) * math.prod(tensor.shape[1:])
-        parts.append(F.pad(tensor.reshape(-1), (0, world * size - tensor.numel())).view(world, size))
+        padding = (0, world * size - tensor.numel())
+        parts.append(F.pad(tensor.reshape(-1), padding).view(world, size))
     return torch.cat(parts, dim=1)
 
 
@@ -188,7 +194,8 @@ def unpack(packed: torch.Tensor, shapes: list[tuple[int, ...]]) -> list[torch.Te
     tensors, offset = [], 0
     for shape in shapes:
         size = -(-math.prod(shape[:1]) // len(packed)) * math.prod(shape[1:])
-        tensors.append(packed[:, offset : offset + size].reshape(-1)[: math.prod(shape)].view(shape))
+        numbers = packed[:, offset : offset + size].reshape(-1)
+        tensors.append(numbers[: math.prod(shape)].view(shape))
         offset += size
     return tensors
 
@@ -222,11 +229,12 @@ class Unit:
     shapes: list[tuple[int, ...]]
     row: torch.Tensor  # (S,): this rank's part, packed and padded
     shards: list[nn.Parameter]  # its parts, views of row: for the optimiser
-    wholes: list[nn.Parameter]  # for the module: always the same tensors, without memory while freed
+    wholes: list[nn.Parameter]  # for the module: the same tensors, without memory while freed
     compute_dtype: torch.dtype  # of the whole parameters
     reduce_dtype: torch.dtype  # in which gradients are averaged
     is_whole: bool = False
-    history: list[tuple[int, bool]] = field(default_factory=list)  # when it became whole and was freed: for the figure at the end
+    # When it became whole and when it was freed, for the figure at the end:
+    history: list[tuple[int, bool]] = field(default_factory=list)
 
 
 def put(unit: Unit, whole: bool) -> None:
@@ -238,9 +246,16 @@ def put(unit: Unit, whole: bool) -> None:
     unit.history.append((time.monotonic_ns(), whole))
 
 
-def make_unit(model: nn.Module, module: nn.Module, names: list[list[str]], compute_dtype=None, reduce_dtype=None) -> Unit:
-    """Keep this rank's row of the parameters with these names in `model`, and register the shards in their modules.
+def make_unit(
+    model: nn.Module,
+    module: nn.Module,
+    names: list[list[str]],
+    compute_dtype=None,
+    reduce_dtype=None,
+) -> Unit:
+    """Keep this rank's row of the parameters with these names in `model`.
 
+    Registers the shards in the modules of the parameters.
     Without `compute_dtype` and `reduce_dtype`, the dtype of the parameters is used.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -254,8 +269,11 @@ def make_unit(model: nn.Module, module: nn.Module, names: list[list[str]], compu
         whole.requires_grad_(parameter.requires_grad)
         whole.untyped_storage().resize_(0)
     parts = [[name.rpartition(".") for name in same] for same in names]
-    places = [[(model.get_submodule(owner), attribute) for owner, _, attribute in same] for same in parts]
-    unit = Unit(module, names, places, shapes, row, shards, wholes, compute_dtype or dtype, reduce_dtype or dtype)
+    places = [
+        [(model.get_submodule(owner), attribute) for owner, _, attribute in same] for same in parts
+    ]
+    dtypes = compute_dtype or dtype, reduce_dtype or dtype
+    unit = Unit(module, names, places, shapes, row, shards, wholes, *dtypes)
     put(unit, False)
     return unit
 
@@ -332,12 +350,18 @@ lab.check("reshard")
 
 # %% nbgrader={"grade_id": "reduce", "solution": true}
 def reduce_gradients(unit: Unit) -> None:
-    """Average the gradients of the whole parameters over the ranks; keep this rank's part in the shards."""
+    """Average the gradients of the whole parameters over the ranks.
+
+    Keeps this rank's part in the shards.
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
-    trained = [(shard, whole) for shard, whole in zip(unit.shards, unit.wholes) if whole.requires_grad]
+    pairs = zip(unit.shards, unit.wholes)
+    trained = [(shard, whole) for shard, whole in pairs if whole.requires_grad]
     if not trained:
         return
-    gradients = [torch.zeros_like(whole) if whole.grad is None else whole.grad for _, whole in trained]
+    gradients = [
+        torch.zeros_like(whole) if whole.grad is None else whole.grad for _, whole in trained
+    ]
     ### BEGIN SOLUTION
     packed = pack([gradient.to(unit.reduce_dtype) for gradient in gradients], world)
     for _, whole in trained:
@@ -383,11 +407,17 @@ def unit_of(names: list[str], blocks: list[str]) -> str | None:
 
 
 # %% id="given_cut_into_units"
-def cut_into_units(model: nn.Module, kind: type[nn.Module]) -> list[tuple[nn.Module, list[list[str]]]]:
-    """Return the root, then the blocks of this type: each module, and all names of each parameter of its unit."""
+def cut_into_units(
+    model: nn.Module, kind: type[nn.Module]
+) -> list[tuple[nn.Module, list[list[str]]]]:
+    """Return the root, then the blocks of this type.
+
+    For each: the module, and all names of each parameter of its unit.
+    """
     blocks = {name: module for name, module in model.named_modules() if isinstance(module, kind)}
     all_names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):  # a tied parameter comes once for each name
+    # A tied parameter comes once for each name.
+    for name, parameter in model.named_parameters(remove_duplicate=False):
         all_names.setdefault(parameter, []).append(name)
     units: dict[str | None, list[list[str]]] = {None: [], **{name: [] for name in blocks}}
     for names in all_names.values():
@@ -417,19 +447,25 @@ lab.check("units")
 # such as `mat1 and mat2 shapes cannot be multiplied` or `setStorage: ... out of bounds for storage of size 0`.
 
 # %% id="given_hooks"
-def add_hooks(units: list[Unit], parts: tuple[str, ...] = ("forward", "backward", "end")) -> list[Unit]:
-    """Make hooks gather, free and reduce the units; the first unit is the root. Return `pending`."""
+def add_hooks(
+    units: list[Unit], parts: tuple[str, ...] = ("forward", "backward", "end")
+) -> list[Unit]:
+    """Make hooks gather, free and reduce the units; the first is the root. Return `pending`."""
     pending: list[Unit] = []  # units whose backward has begun and not ended
     for number, unit in enumerate(units):
         name = f"block {number}" if number else "the root"
 
         def before(module, args, unit=unit, name=name):
             args = before_forward(unit, args)
-            needs(unit, f"the forward of {name} begins, but {name} is not whole: before_forward must call unshard(unit)")
+            text = f"the forward of {name} begins, but {name} is not whole: "
+            needs(unit, text + "before_forward must call unshard(unit)")
             if "backward" in parts and unit is not units[0]:
-                args = tuple(watch_input(unit, arg, pending) if needs_gradient(arg) else arg for arg in args)
+                args = tuple(
+                    watch_input(unit, arg, pending) if needs_gradient(arg) else arg for arg in args
+                )
                 if any(arg is None for arg in args):
-                    raise RuntimeError("watch_input returns None: it must return the input that it watches")
+                    text = "watch_input returns None: it must return the input that it watches"
+                    raise RuntimeError(text)
             return args
 
         def after(module, args, output, unit=unit, name=name):
@@ -438,7 +474,10 @@ def add_hooks(units: list[Unit], parts: tuple[str, ...] = ("forward", "backward"
                 output.register_hook(lambda grad: end_of_backward(pending))
             if output.requires_grad and "backward" in parts:
                 watch_output(unit, output, pending)
-                text = f"the backward of {name} begins, but {name} is not whole: the hook of watch_output must call unshard(unit)"
+                text = (
+                    f"the backward of {name} begins, but {name} is not whole: "
+                    "the hook of watch_output must call unshard(unit)"
+                )
                 output.register_hook(lambda grad: needs(unit, text))
 
         unit.module.register_forward_pre_hook(before)
@@ -447,13 +486,19 @@ def add_hooks(units: list[Unit], parts: tuple[str, ...] = ("forward", "backward"
 
 
 def end_of_backward(pending: list[Unit]) -> None:
-    """Queue the function of exercise 8, and after it a test that it has ended the backward of all units."""
+    """Queue the function of exercise 8, and after it a test.
+
+    The test raises an error if the function has not ended the backward of all units.
+    """
     queue_end(pending)
 
     def nothing_left() -> None:
         if pending:
-            text = "backward has ended, and pending still has {} units: queue a function that reduces, frees and removes each of them at "
-            raise RuntimeError(text.format(len(pending)) + "the end of backward (do not remove from a list while you loop over it)")
+            raise RuntimeError(
+                f"backward has ended, and pending still has {len(pending)} units: "
+                "queue a function that reduces, frees and removes each of them at "
+                "the end of backward (do not remove from a list while you loop over it)"
+            )
 
     torch.autograd.Variable._execution_engine.queue_callback(nothing_left)
 
@@ -465,19 +510,30 @@ def needs(unit: Unit, text: str) -> None:
 
 
 def needs_gradient(arg: object) -> bool:
-    """Return whether this input is a tensor that requires a gradient (tokens and cosines of positions do not)."""
+    """Return whether this input is a tensor that requires a gradient.
+
+    Tokens and cosines of positions do not.
+    """
     return isinstance(arg, torch.Tensor) and arg.requires_grad
 
 
 def cast(args: tuple, dtype: torch.dtype) -> tuple:
-    """Return the inputs with floating-point tensors in this dtype; everything else is unchanged (tokens are integers)."""
+    """Return the inputs with floating-point tensors in this dtype.
+
+    Everything else is unchanged: tokens are integers.
+    """
     floating = [isinstance(arg, torch.Tensor) and arg.is_floating_point() for arg in args]
     return tuple(arg.to(dtype) if is_floating else arg for arg, is_floating in zip(args, floating))
 
 # %% id="given_shard_model"
-def shard_model(model: nn.Module, kind: type[nn.Module], compute_dtype=None, reduce_dtype=None) -> list[Unit]:
+def shard_model(
+    model: nn.Module, kind: type[nn.Module], compute_dtype=None, reduce_dtype=None
+) -> list[Unit]:
     """Apply FSDP; `model` keeps its interface. Make the optimiser afterwards, from the shards."""
-    units = [make_unit(model, module, names, compute_dtype, reduce_dtype) for module, names in cut_into_units(model, kind)]
+    units = [
+        make_unit(model, module, names, compute_dtype, reduce_dtype)
+        for module, names in cut_into_units(model, kind)
+    ]
     add_hooks(units)
     return units
 
@@ -535,7 +591,10 @@ lab.check("forward")
 
 # %% nbgrader={"grade_id": "backward", "solution": true}
 def watch_output(unit: Unit, output: torch.Tensor, pending: list[Unit]) -> None:
-    """When the gradient of the output is known, gather the unit and note that its backward has begun."""
+    """When the gradient of the output is known, gather the unit.
+
+    Notes in `pending` that the backward of the unit has begun.
+    """
     ### BEGIN SOLUTION
     def begin(grad):
         unshard(unit)
@@ -546,7 +605,10 @@ def watch_output(unit: Unit, output: torch.Tensor, pending: list[Unit]) -> None:
 
 
 def watch_input(unit: Unit, arg: torch.Tensor, pending: list[Unit]) -> torch.Tensor:
-    """Return the input as a separate tensor; when its gradient is known, the backward of the unit ends."""
+    """Return the input as a separate tensor.
+
+    When the gradient of this tensor is known, the backward of the unit ends.
+    """
     ### BEGIN SOLUTION
     def end(grad):
         pending.remove(unit)
@@ -600,7 +662,8 @@ lab.check("end")
 # number. The cell is not graded.
 
 # %% id="predict_timeline" tags=["prediction"]
-step_guess = {"all-gathers": None, "reduce-scatters": None}  # of one rank in one step, with 4 blocks
+# Of one rank in one step, with 4 blocks
+step_guess = {"all-gathers": None, "reduce-scatters": None}
 
 # %% id="run_timeline" tags=["demo"]
 from dlo_lib.labkit.predicted_bars import predicted_bars
@@ -664,7 +727,8 @@ figures.measured_whole(histories)
 
 # %% id="predict_measured" tags=["prediction"]
 memory_guess = {"2 ranks": None, "4 ranks": None}  # times the bytes of one rank
-bytes_guess = {"fp32": None, "gathered in bf16": None, "fp32, 4 micro-batches": None}  # times the bytes of DDP
+# Times the bytes of DDP
+bytes_guess = {"fp32": None, "gathered in bf16": None, "fp32, 4 micro-batches": None}
 
 # %% id="run_memory" tags=["demo"]
 from dlo_lib.profiling import MemoryTracker, Part
@@ -798,20 +862,21 @@ figures.losses(curves)
 # which 0.39 billion are the embedding; a rank computes one sequence of 2048 tokens with activation checkpointing.
 
 # %% id="predict_scale" tags=["prediction"]
-peak_guess = {"8 ranks": None, "64 ranks": None, "512 ranks": None}  # GiB on one rank, at the peak of a step
+# GiB on one rank, at the peak of a step
+peak_guess = {"8 ranks": None, "64 ranks": None, "512 ranks": None}
 
 # %% id="show_scale" tags=["demo"]
 from dlo_lib.profiling import measure_memory
 
 require_numbers(peak_guess)
-
 shapes = [weight.shape for weight in whole_model.parameters()]
 numbers = sum(shape.numel() for shape in shapes)
-
 sizes = [world for world in (8, 64, 512) if world <= LARGEST]
-reports = {world: measure_memory(MODEL, 1, 2048, checkpointing=True, parallel="fsdp", world_size=world) for world in sizes}
-guesses = {name: guess for name, guess in peak_guess.items() if name in {f"{world} ranks" for world in sizes}}
-print(compared(guesses, {f"{world} ranks": report.peak_bytes / 2**30 for world, report in reports.items()}, "{:.1f} GiB".format))
+fsdp = {"checkpointing": True, "parallel": "fsdp"}
+reports = {world: measure_memory(MODEL, 1, 2048, **fsdp, world_size=world) for world in sizes}
+peaks = {f"{world} ranks": report.peak_bytes / 2**30 for world, report in reports.items()}
+guesses = {name: guess for name, guess in peak_guess.items() if name in peaks}
+print(compared(guesses, peaks, "{:.1f} GiB".format))
 figures.true_size({world: report.at_peak for world, report in reports.items()}, numbers, guesses)
 
 # %% [markdown] id="scale_lesson"
@@ -832,7 +897,8 @@ from dlo_lib.labkit import at_scale
 flags = ["--parallel", "fsdp", "--batch", "2", "--accumulation", "2", "--clip", "1.0"]
 large = ["--model", MODEL, "--seq", "2048", "--precision", "bf16", "--steps", "100"]
 little = ["--model", "tiny", "--seq", "32", "--steps", "40", "--log-every", "10"]
-script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=8, site="jean-zay-a100", account="abc", dry_run=True)
+where = {"gpus": 8, "site": "jean-zay-a100", "account": "abc"}
+script = cluster.submit("dlo_lib.train", [*large, *flags], **where, dry_run=True)
 print("For SLURM, on 8 GPUs:", at_scale.directives(script), sep="\n")
 job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=GPUS).wait()
 print(at_scale.steps(job))
@@ -854,7 +920,10 @@ print(at_scale.steps(job))
 
 # %% nbgrader={"grade_id": "flat", "solution": true}
 def flat_shard(tensors: list[torch.Tensor], rank: int, world: int) -> torch.Tensor:
-    """Return a copy of this rank's piece of all tensors together: (ceil(numbers / world),), padded with zeros at the end."""
+    """Return a copy of this rank's piece of all tensors together: (ceil(numbers / world),).
+
+    The last piece is padded with zeros at the end.
+    """
     ### BEGIN SOLUTION
     flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
     size = -(-flat.numel() // world)
@@ -898,7 +967,8 @@ lab.check("padding")
 
 # %% id="show_padding" tags=["demo"]
 worlds = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1000, 1024]
-figures.padding(worlds, [[100 * count / numbers for count in padding(shapes, world)] for world in worlds])
+percent = [[100 * count / numbers for count in padding(shapes, world)] for world in worlds]
+figures.padding(worlds, percent)
 
 # %% [markdown] id="padding_lesson"
 # For powers of two, the rows of this model divide evenly, and up to some hundreds of ranks padding is
@@ -1042,7 +1112,12 @@ lab.check("end", instead={"shard_model": standard})
 # **Predict:** which share of DDP's memory do both FSDP need, and how many times its bytes do they send?
 
 # %% id="predict_standard" tags=["prediction"]
-ratios_guess = {"yours, memory": None, "torch, memory": None, "yours, bytes": None, "torch, bytes": None}  # DDP is 1
+ratios_guess = {  # DDP is 1
+    "yours, memory": None,
+    "torch, memory": None,
+    "yours, bytes": None,
+    "torch, bytes": None,
+}
 
 # %% id="show_standard" tags=["demo", "read"]
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -1087,13 +1162,16 @@ def peak_memory(form: str) -> int:
     return peak_of_a_step(lambda: step_of(form))
 
 
-yours = (own_rows, unshard, reshard, reduce_gradients, unit_of, before_forward, after_forward, watch_output, watch_input, queue_end)
-given = (shard_views, pack, unpack, put, make_unit, cut_into_units, add_hooks, end_of_backward, needs_gradient, cast, shard_model)
+yours = (own_rows, unshard, reshard, reduce_gradients, unit_of)
+yours += (before_forward, after_forward, watch_output, watch_input, queue_end)
+given = (shard_views, pack, unpack, put, make_unit, cut_into_units)
+given += (add_hooks, end_of_backward, needs_gradient, cast, shard_model)
 lines = {"DDP": 1, "yours": lines_of(*yours, *given), "fully_shard": lines_of(with_fully_shard)}
 forms = []
 for name, count in lines.items():
     run = run_ranks(least_seconds, 2, name, REPEATS, trace=True)
-    forms.append(Form(name, count, max(run), sent_in_last_step(run.trace), max(run_ranks(peak_memory, 2, name))))
+    sent, peak = sent_in_last_step(run.trace), max(run_ranks(peak_memory, 2, name))
+    forms.append(Form(name, count, max(run), sent, peak))
 print(table(forms, measured="forward and backward"))
 ddp, own, standard_form = forms
 ratios = {

@@ -48,7 +48,8 @@ lab = Lab(globals())
 # the step does a rank wait, on average? (The cell takes about 10 s.)
 
 # %% id="predict_wait" tags=["prediction"]
-expected_wait = {"simple": None, "prefetch": None}  # shares of the step between 0 and 1, before and after your work
+# Shares of the step between 0 and 1, before and after your work
+expected_wait = {"simple": None, "prefetch": None}
 
 # %% id="show_why" tags=["demo"]
 import figures
@@ -59,7 +60,8 @@ from dlo_lib.labkit import predictions
 predictions.require_numbers(expected_wait)
 
 simple = run_ranks(sweep.traced_step, 2, sweep.simple_form, trace=True).trace
-print(predictions.compared({"simple": expected_wait["simple"]}, {"simple": sweep.waiting(simple)}, "{:.0%}".format))
+guess, share = {"simple": expected_wait["simple"]}, {"simple": sweep.waiting(simple)}
+print(predictions.compared(guess, share, "{:.0%}".format))
 figures.last_step(simple, "gather, wait, compute, free")
 
 # %% [markdown] id="why_after"
@@ -155,7 +157,10 @@ figures.plans({"reshard=True": plan(4), "reshard=False": plan(4, reshard=False)}
 
 # %% nbgrader={"grade_id": "policy", "solution": true}
 def gather_cost(units: list[int], world: int, keep: int) -> tuple[float, float]:
-    """Return the peak bytes of gathered weights, and the bytes sent for gathers, of one rank and step."""
+    """Return the peak bytes of gathered weights, and the bytes sent for gathers.
+
+    Both are those of one rank and step.
+    """
     ### BEGIN SOLUTION
     kept = 1 / keep if keep < world else 0
     peak = max(sum(units[k : k + 2]) + kept * sum(units[:k]) for k in range(len(units)))
@@ -176,7 +181,8 @@ lab.check("policy")
 sent = {}
 for keep in (4, 2, 1):
     trace = run_ranks(sweep.library_step, 4, keep, trace=True).trace
-    sent[keep] = (trace.ring_bytes("all_gather", rank=0), gather_cost(sweep.library_units(), 4, keep)[1])
+    _, predicted = gather_cost(sweep.library_units(), 4, keep)
+    sent[keep] = (trace.ring_bytes("all_gather", rank=0), predicted)
 blocks = sweep.block_bytes(MODEL)
 figures.policies(sent, {keep: gather_cost(blocks, 64, keep)[0] / GIB for keep in (64, 8, 1)}, MODEL)
 
@@ -339,7 +345,10 @@ expected_gathers = {"freed after forward": None, "kept whole": None}  # of one s
 
 # %% nbgrader={"grade_id": "prefetch", "solution": true}
 class Prefetch:
-    """The moments of FSDP: the next unit is gathered while a unit computes, and the previous one is reduced."""
+    """The moments of FSDP.
+
+    While a unit computes, the next one is gathered and the previous one is reduced.
+    """
 
     def __init__(self, reshard_after_forward: bool = True) -> None:
         self.reshard_after_forward = reshard_after_forward
@@ -381,7 +390,10 @@ class Prefetch:
 
 # %% id="given_shard_fast"
 def shard_fast(model: nn.Module, kind: type[nn.Module], reshard_after_forward: bool = True) -> None:
-    """Apply FSDP to `model`, whose blocks are of this kind. Make the optimiser afterwards, from `model.parameters()`."""
+    """Apply FSDP to `model`, whose blocks are of this kind.
+
+    Make the optimiser afterwards, from `model.parameters()`.
+    """
     root, units = make_units(model, kind)
     add_hooks(model, root, units, Prefetch(reshard_after_forward))
 
@@ -420,7 +432,8 @@ from dlo_lib.labkit.predicted_bars import predicted_bars
 predictions.require_numbers(expected_wait)
 
 shares = {"simple": 100 * sweep.waiting(simple), "prefetch": 100 * sweep.waiting(ahead)}
-predicted_bars(shares, predictions.scaled(expected_wait, 100), "share of the step\nthat a rank waits (%)")
+guesses = predictions.scaled(expected_wait, 100)
+predicted_bars(shares, guesses, "share of the step\nthat a rank waits (%)")
 
 # %% id="show_gathers" tags=["demo"]
 predicted_bars(counted, expected_gathers, "gathers of one step,\n6 blocks")
@@ -491,17 +504,21 @@ lab.check("checkpoint")
 # belong to the root, and the last block stays whole.)
 
 # %% id="predict_checkpoint" tags=["prediction"]
-expected_checkpoint = {"FLOPs ratio": None, "gathers": None}  # FLOPs with / without checkpointing; gathers of a step with it
-expected_peak = {"without": None, "with checkpoints": None}  # GiB on one of 8 ranks: Llama 3.2 3B, 16 sequences of 512 tokens
+# FLOPs with checkpointing divided by those without; gathers of a step with it
+expected_checkpoint = {"FLOPs ratio": None, "gathers": None}
+# GiB on one of 8 ranks: Llama 3.2 3B, 16 sequences of 512 tokens
+expected_peak = {"without": None, "with checkpoints": None}
 
 # %% id="show_checkpoint" tags=["demo"]
 predictions.require_numbers(expected_checkpoint, expected_peak)
 plain, again = (sweep.flops(wrapper) for wrapper in (lambda block, x: block(x), Checkpoint.apply))
-gathers = [run_ranks(sweep.llama_step, 2, checkpointing, trace=True).trace.count("all_gather", rank=0) for checkpointing in (False, True)]
+runs = [run_ranks(sweep.llama_step, 2, recompute, trace=True) for recompute in (False, True)]
+gathers = [run.trace.count("all_gather", rank=0) for run in runs]
 print(f"gathers of a step without checkpointing: {gathers[0]}")
 costs = {"FLOPs ratio": again / plain, "gathers": gathers[1]}
 print(predictions.compared(expected_checkpoint, costs))
-peaks = {name: sweep.measured(MODEL, form, 16) for name, form in (("without", "fsdp"), ("with checkpoints", sweep.CHECKPOINTED))}
+forms = {"without": "fsdp", "with checkpoints": sweep.CHECKPOINTED}
+peaks = {name: sweep.measured(MODEL, form, 16) for name, form in forms.items()}
 figures.checkpointing(peaks, MODEL, expected_peak)
 
 # %% id="show_checkpoint_cost" tags=["demo"]
@@ -570,12 +587,16 @@ lab.check("hybrid")
 # node or leaves it. Which share of the bytes leaves the node, in percent, on average over the ranks?
 
 # %% id="predict_hybrid" tags=["prediction"]
-expected_links = {"FSDP": None, "HSDP": None}  # percent of the bytes of a step that pass between nodes
+# Percent of the bytes of a step that pass between nodes
+expected_links = {"FSDP": None, "HSDP": None}
 
 # %% id="show_hybrid" tags=["demo"]
 predictions.require_numbers(expected_links)
-crossings = {name: sweep.links(run_ranks(sweep.hybrid_step, 4, size, trace=True).trace, 2) for name, size in (("FSDP", 4), ("HSDP", 2))}
-leaving = {name: 100 * parts["between nodes"] / sum(parts.values()) for name, parts in crossings.items()}
+crossings, leaving = {}, {}
+for name, size in (("FSDP", 4), ("HSDP", 2)):
+    parts = sweep.links(run_ranks(sweep.hybrid_step, 4, size, trace=True).trace, 2)
+    crossings[name] = parts
+    leaving[name] = 100 * parts["between nodes"] / sum(parts.values())
 print(predictions.compared(expected_links, leaving, "{:.0f} %".format))
 figures.links(crossings, expected_links)
 
@@ -616,12 +637,14 @@ lab.check("sweep")
 # need at its largest batch: DDP with 8 sequences, FSDP with 32, FSDP with checkpointing with 32?
 
 # %% id="predict_sweep_memory" tags=["prediction"]
-expected_memory = {"ddp": None, "fsdp": None, "fsdp + checkpointing": None}  # GiB, Llama 3.2 3B, sequences of 512 tokens
+# GiB, Llama 3.2 3B, sequences of 512 tokens
+expected_memory = {"ddp": None, "fsdp": None, "fsdp + checkpointing": None}
 
 # %% id="run_sweep_memory" tags=["demo"]
 predictions.require_numbers(expected_memory)
 curves = sweep.memory(MODEL, POINTS)
-print(predictions.compared(expected_memory, {form: points[-1][1] / GIB for form, points in curves.items()}, "{:.1f} GiB".format))
+largest = {form: points[-1][1] / GIB for form, points in curves.items()}
+print(predictions.compared(expected_memory, largest, "{:.1f} GiB".format))
 figures.sweep_memory(curves, MODEL, expected_memory)
 
 # %% [markdown] id="sweep_speed"
@@ -630,14 +653,18 @@ figures.sweep_memory(curves, MODEL, expected_memory)
 # sequences per second, compared with DDP at its largest batch?
 
 # %% id="predict_sweep" tags=["prediction"]
-expected_sweep = {"fsdp": None, "fsdp + checkpointing": None}  # largest batch of each, divided by the rate of DDP at batch 8
+# Rate of the largest batch of each, divided by the rate of DDP at batch 8
+expected_sweep = {"fsdp": None, "fsdp + checkpointing": None}
 
 # %% id="run_sweep_speed" tags=["demo"]
 predictions.require_numbers(expected_sweep)
-times = {form: run_ranks(sweep.measure, 2, form, sweep.some(batches, POINTS))[0] for form, batches in sweep.SMALL.items()}
-rates = {form: points[-1][0] / points[-1][1] for form, points in times.items()}
-print(predictions.compared(expected_sweep, {form: rates[form] / rates["ddp"] for form in expected_sweep}, "{:.2f}".format))
-speeds = {form: [(batch, batch / seconds) for batch, seconds in points] for form, points in times.items()}
+times, speeds = {}, {}
+for form, batches in sweep.SMALL.items():
+    times[form] = run_ranks(sweep.measure, 2, form, sweep.some(batches, POINTS))[0]
+    speeds[form] = [(batch, batch / seconds) for batch, seconds in times[form]]
+rates = {form: points[-1][1] for form, points in speeds.items()}
+ratios = {form: rates[form] / rates["ddp"] for form in expected_sweep}
+print(predictions.compared(expected_sweep, ratios, "{:.2f}".format))
 figures.sweep_speed(speeds, predictions.scaled(expected_sweep, rates["ddp"]))
 
 # %% [markdown] id="sweep_speed_after"
@@ -675,7 +702,10 @@ figures.break_even({mib: fastest(runs, mib * 2**20) for mib in sweep.limits(runs
 
 # %% nbgrader={"grade_id": "offload", "solution": true}
 class HostOptimizer:
-    """An optimiser with weights and state in fp32 on the CPU, for parameters of any dtype on any device."""
+    """An optimiser with weights and state in fp32 on the CPU.
+
+    The parameters may have any dtype and be on any device.
+    """
 
     def __init__(self, parameters: list, make_optimizer) -> None:
         ### BEGIN SOLUTION
@@ -705,7 +735,8 @@ lab.check("offload")
 # The next cell takes 60 steps that each subtract 0.001 from a weight of 1. What is the weight afterwards?
 
 # %% id="predict_offload" tags=["prediction"]
-expected_weight = {"bf16": None, "fp32": None, "bf16, master on the host": None}  # after 60 steps of 0.001
+# After 60 steps of 0.001
+expected_weight = {"bf16": None, "fp32": None, "bf16, master on the host": None}
 
 # %% id="show_offload" tags=["demo"]
 predictions.require_numbers(expected_weight)
@@ -750,7 +781,10 @@ predictions.require_numbers(expected_graphs)
 compile_blocks([], "eager")  # stops here if the function is not written yet
 whole_graphs, block_graphs = run_ranks(sweep.graphs_under_fsdp, 1, compile_blocks)[0]
 print(f"compiled as a whole: {len(whole_graphs)} graphs, of {whole_graphs} operations")
-print(f"block by block:      {len(block_graphs)} graph for {sweep.LLAMA.num_layers} blocks, of {block_graphs} operations")
+print(
+    f"block by block:      {len(block_graphs)} graph for {sweep.LLAMA.num_layers} blocks, "
+    f"of {block_graphs} operations"
+)
 graphs = {"as a whole": len(whole_graphs), "block by block": len(block_graphs)}
 print(predictions.compared(expected_graphs, graphs))
 predicted_bars(graphs, expected_graphs, "graphs")
@@ -768,7 +802,8 @@ from dlo_lib import cluster
 from dlo_lib.labkit import at_scale
 
 every_row = {"row": list(range(len(sweep.ROWS)))}
-script = cluster.submit("sweep.py", {"model": MODEL}, gpus=8, site="jean-zay-a100", account="abc", sweep=every_row, dry_run=True)
+where = {"gpus": 8, "site": "jean-zay-a100", "account": "abc"}
+script = cluster.submit("sweep.py", {"model": MODEL}, sweep=every_row, **where, dry_run=True)
 print("For SLURM:", at_scale.directives(script), sep="\n")
 job = cluster.submit("sweep.py", {"model": "tiny"}, gpus=GPUS, sweep={"row": [4]}).wait()
 print(*sweep.table(job), sep="\n")
@@ -794,12 +829,19 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 
-def standard(model: nn.Module, kind: type[nn.Module], reshard_after_forward: bool = True, **options) -> None:
+def standard(
+    model: nn.Module, kind: type[nn.Module], reshard_after_forward: bool = True, **options
+) -> None:
     """Apply FSDP2 to `model`, with prefetch in both directions."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     blocks = [module for module in model.modules() if isinstance(module, kind)]
     for block in blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward and block is not blocks[-1], **options)
+        fully_shard(
+            block,
+            mesh=mesh,
+            reshard_after_forward=reshard_after_forward and block is not blocks[-1],
+            **options,
+        )
     fully_shard(model, mesh=mesh, **options)
     for block, following in pairwise(blocks):
         block.set_modules_to_forward_prefetch([following])
@@ -831,7 +873,8 @@ lab.check("checkpoint", instead={"Checkpoint": StandardCheckpoint})
 # you wrote, and the simple one? A layer has 4 MiB of weights, and a rank keeps half of it.
 
 # %% id="predict_standard" tags=["prediction"]
-expected_held = {"simple": None, "yours": None, "yours, kept whole": None}  # MiB of tensors at the peak
+# MiB of tensors at the peak
+expected_held = {"simple": None, "yours": None, "yours, kept whole": None}
 
 # %% id="show_standard" tags=["demo", "read"]
 from dlo_lib.labkit.figures import MIB, ms, size
@@ -840,23 +883,31 @@ from dlo_lib.text import columns
 
 predictions.require_numbers(expected_held)
 
-mixed = partial(standard, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
-own_lines = lines_of(start_gather, wait_gather, shard_fast, *filter(callable, vars(Prefetch).values()))
-rows, held = [("2 ranks, 6 layers", "time of a step", "memory", "gathers", "", "reductions", "lines of code")], {}
+policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+mixed = partial(standard, mp_policy=policy)
+kept = partial(standard, reshard_after_forward=False)
+moments = filter(callable, vars(Prefetch).values())
+own_lines = lines_of(start_gather, wait_gather, shard_fast, *moments)
+titles = ("time of a step", "memory", "gathers", "", "reductions", "lines of code")
+rows, held = [("2 ranks, 6 layers", *titles)], {}
 for name, shard, lines in (
     ("lab 15, simple", sweep.simple_form, None),
     ("yours", shard_fast, own_lines),
     ("yours, reshard_after_forward=False", kept_form, None),
     ("fully_shard", standard, lines_of(standard)),
-    ("fully_shard, reshard_after_forward=False", partial(standard, reshard_after_forward=False), None),
+    ("fully_shard, reshard_after_forward=False", kept, None),
     ("fully_shard, bf16", mixed, None),
 ):
     trace = run_ranks(sweep.traced_step, 2, shard, sweep.TIMED, trace=True).trace
-    gathers, reductions = (size(sweep.sent_in_a_step(trace, kind)) for kind in (sweep.Kind.ALL_GATHER, sweep.Kind.REDUCE_SCATTER))
-    held[name], number = max(run_ranks(sweep.tensors_at_peak, 2, shard)), sweep.asked_ahead(trace)[0]
-    rows.append((name, ms(sweep.least_seconds(trace)), size(held[name]), gathers, f"in {number}", reductions, f"{lines or '-'}"))
+    held[name] = max(run_ranks(sweep.tensors_at_peak, 2, shard))
+    gathers = size(sweep.sent_in_a_step(trace, sweep.Kind.ALL_GATHER))
+    reductions = size(sweep.sent_in_a_step(trace, sweep.Kind.REDUCE_SCATTER))
+    sent = (gathers, f"in {sweep.asked_ahead(trace)[0]}", reductions)
+    seconds = ms(sweep.least_seconds(trace))
+    rows.append((name, seconds, size(held[name]), *sent, f"{lines or '-'}"))
 print(columns(rows))
-own = {name: nbytes / MIB for name, nbytes in zip(expected_held, held.values())}  # the first three rows
+# The first three rows:
+own = {name: nbytes / MIB for name, nbytes in zip(expected_held, held.values())}
 predicted_bars(own, expected_held, "MiB of tensors\nat the peak")
 
 # %% [markdown] id="standard_lesson"
