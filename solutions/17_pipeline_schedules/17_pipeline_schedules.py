@@ -34,17 +34,25 @@ RANKS = int(os.environ.get("DLO_RANKS", 4))
 MICRO_BATCHES = int(os.environ.get("DLO_MICRO_BATCHES", 8))
 LARGE = int(os.environ.get("DLO_LARGE_RANKS", 64))  # of the simulation near the end
 GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the small job near the end
-MILLISECONDS = int(os.environ.get("DLO_MILLISECONDS", 10))  # of a forward, where ranks sleep instead of computing
+MILLISECONDS = int(os.environ.get("DLO_MILLISECONDS", 10))  # of a forward, where ranks sleep
 lab = Lab(globals())
 
 
 def timed(
-    rows: list[list[str]], forward: float = 1.0, input_gradient: float = 1.0, weight_gradient: float = 1.0, send: float = 0.0
+    rows: list[list[str]],
+    forward: float = 1.0,
+    input_gradient: float = 1.0,
+    weight_gradient: float = 1.0,
+    send: float = 0.0,
 ) -> Simulation:
-    """Simulate the table. Costs are for one micro-batch on all layers of a rank, for any number of stages."""
+    """Simulate the table.
+
+    Costs are for one micro-batch on all layers of a rank, for any number of stages.
+    """
     table = read_csv("\n".join(",".join(row) for row in rows))
     per_rank = table.stages // table.ranks
-    return simulate(table, Costs(forward / per_rank, input_gradient / per_rank, weight_gradient / per_rank, send))
+    parts = (forward / per_rank, input_gradient / per_rank, weight_gradient / per_rank)
+    return simulate(table, Costs(*parts, send))
 
 
 def most_held(rows: list[list[str]], for_weights: float = 0.0) -> float:
@@ -90,7 +98,10 @@ figures.show(timed(one), "one micro-batch: forward through the stages, then back
 
 # %% nbgrader={"grade_id": "naive", "solution": true}
 def naive_rows(ranks: int, micro_batches: int) -> list[list[str]]:
-    """Return the cells of each rank, in order: a micro-batch ends its backward before the next begins."""
+    """Return the cells of each rank, in order.
+
+    A micro-batch ends its backward before the next begins.
+    """
     ### BEGIN SOLUTION
     return [[f"{rank}{kind}{i}" for i in range(micro_batches) for kind in "FB"] for rank in range(ranks)]
     ### END SOLUTION
@@ -101,7 +112,8 @@ lab.check("naive")
 
 # %% id="show_naive" tags=["demo"]
 run = timed(naive_rows(RANKS, 3))
-print(f"each rank computes {run.busy[0]:g} of {run.makespan:g} units of time: {100 * run.busy[0] / run.makespan:.0f} %")
+share = 100 * run.busy[0] / run.makespan
+print(f"each rank computes {run.busy[0]:g} of {run.makespan:g} units of time: {share:.0f} %")
 figures.show(run, "naive: in the white areas a rank waits")
 
 # %% [markdown] id="naive_after"
@@ -149,14 +161,16 @@ figures.show(timed(afab_rows(RANKS, MICRO_BATCHES)), "AFAB", memory=True)
 # micro-batches? Replace `None` by numbers; the cell is not graded.
 
 # %% id="predict_law" tags=["prediction"]
-bubble_predicted = {"2 micro-batches": None, "8 micro-batches": None, "32 micro-batches": None}  # percent, on 4 ranks
+# Percent, on 4 ranks
+bubble_predicted = {"2 micro-batches": None, "8 micro-batches": None, "32 micro-batches": None}
 
 # %% id="show_law" tags=["demo"]
 from dlo_lib.labkit import predictions
 
 predictions.require_numbers(bubble_predicted)
 
-ratios = {p: {m: timed(afab_rows(p, m)).bubble_ratio for m in (1, 2, 4, 8, 16, 32, 64)} for p in (2, 4, 8)}
+numbers = (1, 2, 4, 8, 16, 32, 64)
+ratios = {p: {m: timed(afab_rows(p, m)).bubble_ratio for m in numbers} for p in (2, 4, 8)}
 measured = {f"{m} micro-batches": 100 * ratios[4][m] for m in (2, 8, 32)}
 print(predictions.compared(bubble_predicted, measured, "{:.0f} %".format))
 figures.bubble_law(ratios, bubble_predicted)
@@ -178,7 +192,10 @@ figures.bubble_law(ratios, bubble_predicted)
 
 # %% nbgrader={"grade_id": "one_f_one_b", "solution": true}
 def one_f_one_b_rows(ranks: int, micro_batches: int) -> list[list[str]]:
-    """Return the cells of each rank, in order: warm-up, one forward and one backward in turns, drain."""
+    """Return the cells of each rank, in order.
+
+    Warm-up, one forward and one backward in turns, drain.
+    """
     ### BEGIN SOLUTION
     rows = []
     for rank in range(ranks):
@@ -205,7 +222,8 @@ figures.show(timed(one_f_one_b_rows(RANKS, MICRO_BATCHES)), "1F1B", memory=True)
 # %% id="play" tags=["demo"]
 from dlo_lib.labkit.explore import explore
 
-RUNS = {"AFAB": timed(afab_rows(RANKS, MICRO_BATCHES)), "1F1B": timed(one_f_one_b_rows(RANKS, MICRO_BATCHES))}
+ORDERS = {"AFAB": afab_rows, "1F1B": one_f_one_b_rows}
+RUNS = {name: timed(rows(RANKS, MICRO_BATCHES)) for name, rows in ORDERS.items()}
 
 
 def until(schedule: str = "1F1B", time: int = 0):
@@ -260,7 +278,7 @@ except UserError as error:
 
 # %% id="in_turns"
 def in_turns(forwards: list[str], backwards: list[str], warm_up: int) -> list[str]:
-    """Return the row: warm-up, one forward and one backward in turns, and the remaining backwards."""
+    """Return the row: warm-up, one forward and one backward in turns, the remaining backwards."""
     row = forwards[:warm_up]
     for done, backward in enumerate(backwards):
         row += [*forwards[done + warm_up : done + warm_up + 1], backward]
@@ -290,7 +308,8 @@ def interleaved_rows(ranks: int, micro_batches: int, per_rank: int) -> list[list
 lab.check("interleaved")
 
 # %% id="show_interleaved" tags=["demo"]
-figures.show(timed(interleaved_rows(RANKS, 2 * RANKS, 2)), "interleaved 1F1B, 2 stages per rank", memory=True)
+run = timed(interleaved_rows(RANKS, 2 * RANKS, 2))
+figures.show(run, "interleaved 1F1B, 2 stages per rank", memory=True)
 
 # %% [markdown] id="send_text"
 # **Predict:** how many times the messages of 1F1B does the interleaved table send, on 4 ranks with v = 2 and
@@ -355,7 +374,9 @@ lab.check("memory")
 
 # %% id="show_memory" tags=["demo"]
 names = ("naive", "AFAB", "1F1B", "interleaved")
-figures.held_by_rank({name: [held(name, 8, 32, 2 if name == "interleaved" else 1, rank) for rank in range(8)] for name in names})
+per_rank = {name: 2 if name == "interleaved" else 1 for name in names}
+held_by = {name: [held(name, 8, 32, per_rank[name], r) for r in range(8)] for name in names}
+figures.held_by_rank(held_by)
 
 # %% [markdown] id="zb_text"
 # ## 6 · ZB-H1: cut the backward in two
@@ -376,15 +397,21 @@ figures.held_by_rank({name: [held(name, 8, 32, 2 if name == "interleaved" else 1
 
 # %% id="show_split" tags=["demo"]
 def split(row):
-    return [part for cell in row for part in ([cell] if "F" in cell else [cell.replace("B", "I"), cell.replace("B", "W")])]
+    cells = []
+    for cell in row:
+        cells += [cell] if "F" in cell else [cell.replace("B", part) for part in "IW"]
+    return cells
 
 
-together = [split(row) for row in one_f_one_b_rows(RANKS, 6)]
-figures.show(timed(together), "1F1B with a split backward: the bubble is smaller already, but not small")
+together = timed([split(row) for row in one_f_one_b_rows(RANKS, 6)])
+figures.show(together, "1F1B with a split backward: the bubble is smaller already, but not small")
 
 # %% nbgrader={"grade_id": "zb_h1", "solution": true}
 def zb_h1_rows(ranks: int, micro_batches: int) -> list[list[str]]:
-    """Return the cells of each rank, in order: forwards as in 1F1B, I as early as possible, W `rank` later."""
+    """Return the cells of each rank, in order.
+
+    Forwards as in 1F1B, I as early as possible, W `rank` later.
+    """
     ### BEGIN SOLUTION
     rows = []
     for rank in range(ranks):
@@ -406,7 +433,8 @@ def zb_h1_rows(ranks: int, micro_batches: int) -> list[list[str]]:
 lab.check("zb_h1")
 
 # %% id="show_zb_h1" tags=["demo"]
-figures.show(timed(zb_h1_rows(RANKS, 6)), "ZB-H1: weight parts fill the drain", memory=True, for_weights=0.5)
+run = timed(zb_h1_rows(RANKS, 6))
+figures.show(run, "ZB-H1: weight parts fill the drain", memory=True, for_weights=0.5)
 
 # %% [markdown] id="zb_after"
 # The yellow cells have moved into the bubble. Here a micro-batch counts as half of its activations until its
@@ -417,9 +445,11 @@ figures.show(timed(zb_h1_rows(RANKS, 6)), "ZB-H1: weight parts fill the drain", 
 # %% id="show_zb_h2" tags=["demo"]
 from dlo_lib.parallel.pipeline import schedules
 
-zb_h1, zb_h2 = timed(zb_h1_rows(RANKS, MICRO_BATCHES)), simulate(schedules.zb_h2(RANKS, MICRO_BATCHES))
+zb_h1 = timed(zb_h1_rows(RANKS, MICRO_BATCHES))
+zb_h2 = simulate(schedules.zb_h2(RANKS, MICRO_BATCHES))
 for name, run in {"ZB-H1": zb_h1, "ZB-H2": zb_h2}.items():
-    print(f"{name}: time {run.makespan:g}; each rank waits between its first cell and its last:", *run.idle)
+    title = f"{name}: time {run.makespan:g}; each rank waits between its first cell and its last:"
+    print(title, *run.idle)
 figures.show(zb_h2, "ZB-H2: a parallelogram", memory=True, for_weights=0.5)
 
 # %% [markdown] id="zb_h2_after"
@@ -441,7 +471,13 @@ figures.show(zb_h2, "ZB-H2: a parallelogram", memory=True, for_weights=0.5)
 
 # %% nbgrader={"grade_id": "bubble", "solution": true}
 def waiting(
-    schedule: str, ranks: int, micro_batches: int, per_rank: int, forward: float, input_gradient: float, weight_gradient: float
+    schedule: str,
+    ranks: int,
+    micro_batches: int,
+    per_rank: int,
+    forward: float,
+    input_gradient: float,
+    weight_gradient: float,
 ) -> float:
     """Return how long a rank waits in a step.
 
@@ -468,9 +504,10 @@ tables = {
     "interleaved": (interleaved_rows(4, 16, 2), 2),
     "ZB-H1": (zb_h1_rows(4, 16), 1),
 }
-print(f"{'4 ranks, 16 micro-batches':26}{'your formula':>14}{'simulator':>12}{'held, formula':>15}{'simulator':>12}")
+print("4 ranks, 16 micro-batches   your formula   simulator  held, formula   simulator")
 for name, (rows, per_rank) in tables.items():
-    formula, measured = waiting(name, 4, 16, per_rank, 1, 1.1, 0.9), max(timed(rows, 1, 1.1, 0.9).bubble)
+    formula = waiting(name, 4, 16, per_rank, 1, 1.1, 0.9)
+    measured = max(timed(rows, 1, 1.1, 0.9).bubble)
     most = max(held(name, 4, 16, per_rank, rank) for rank in range(4))
     print(f"{name:26}{formula:14.2f}{measured:12.2f}{most:15.2f}{most_held(rows):12.2f}")
 
@@ -498,7 +535,8 @@ figures.show(simulate(schedules.dualpipe_v(4, 8), half), "DualPipe-V", memory=Tr
 
 # %% id="show_compare" tags=["demo"]
 p, m = 8, 32
-ONE_CHUNK = {"AFAB": schedules.afab, "1F1B": schedules.one_f_one_b, "ZB-H1": schedules.zb_h1, "ZB-H2": schedules.zb_h2}
+ONE_CHUNK = {"AFAB": schedules.afab, "1F1B": schedules.one_f_one_b}
+ONE_CHUNK |= {"ZB-H1": schedules.zb_h1, "ZB-H2": schedules.zb_h2}
 runs = {name: simulate(make(p, m)) for name, make in ONE_CHUNK.items()}
 runs["interleaved, v = 2"] = simulate(schedules.interleaved(p, m, 2), half)
 runs["interleaved, v = 4"] = simulate(schedules.interleaved(p, m, 4), Costs(0.25, 0.25, 0.25))
@@ -553,7 +591,13 @@ explore(best_under_cap, ranks=[2, 4, 8], micro_batches=[8, 16, 32], chunks=[1, 2
 
 # %% nbgrader={"grade_id": "start", "solution": true}
 def earliest_start(
-    kind: str, stage: int, i: int, ended: dict[str, float], free: list[float], placement: list[int], send: float
+    kind: str,
+    stage: int,
+    i: int,
+    ended: dict[str, float],
+    free: list[float],
+    placement: list[int],
+    send: float,
 ) -> float | None:
     """Return when the cell can start, or None if an input has not been computed.
 
@@ -586,9 +630,15 @@ EQUAL = {"forward": 1.0, "input_gradient": 1.0, "weight_gradient": 1.0, "send": 
 
 
 def greedy_rows(
-    placement: list[int], micro_batches: int, costs: dict[str, float], may_begin: Callable[[int, float], bool]
+    placement: list[int],
+    micro_batches: int,
+    costs: dict[str, float],
+    may_begin: Callable[[int, float], bool],
 ) -> list[list[str]]:
-    """Return a table: at each step the cell runs that can start first. An open weight part counts half."""
+    """Return a table: at each step the cell runs that can start first.
+
+    An open weight part counts half.
+    """
     ranks, stages = 1 + max(placement), len(placement)
     per_rank = stages // ranks
     time = dict(zip("FIW", (costs["forward"], costs["input_gradient"], costs["weight_gradient"])))
@@ -604,7 +654,8 @@ def greedy_rows(
             if start is not None:
                 possible.append((start, "IFW".index(kind), -stage, kind, stage))
         if not possible:
-            raise ValueError("No cell can start: each rank waits for memory that no other cell frees.")
+            text = "No cell can start: each rank waits for memory that no other cell frees."
+            raise ValueError(text)
         start, _, _, kind, stage = min(possible)
         rank, i = placement[stage], upcoming[kind, stage]
         upcoming[kind, stage] += 1
@@ -725,7 +776,8 @@ targets = {3: timed(cut_to_fit(4, 12, 3)).bubble_ratio / 2, 4: known["ZB-H1"][1]
 figures.board(entered, known, targets)
 
 # %% id="show_best" tags=["demo"]
-figures.show(timed(contest_rows(4, 8, 3, EQUAL)), "your table under a cap of 3", memory=True, for_weights=0.5)
+run = timed(contest_rows(4, 8, 3, EQUAL))
+figures.show(run, "your table under a cap of 3", memory=True, for_weights=0.5)
 
 # %% [markdown] id="contest_after"
 # A table need not come from a formula: a greedy simulation, with the costs of *this* model and the memory of
@@ -747,8 +799,12 @@ large = {
     "ZB-H1": timed(zb_h1_rows(p, m)),
 }
 for name, run in large.items():
-    count, percent, wasted = run.schedule.micro_batches, 100 * run.bubble_ratio, p * run.bubble_ratio / (1 + run.bubble_ratio)
-    print(f"{name:20}{count:6,} micro-batches: bubble {percent:5.1f} % of the ideal time, as {wasted:4.1f} of {p} GPUs that never work")
+    wasted = p * run.bubble_ratio / (1 + run.bubble_ratio)
+    bubble = f"bubble {100 * run.bubble_ratio:5.1f} % of the ideal time"
+    print(
+        f"{name:20}{run.schedule.micro_batches:6,} micro-batches: {bubble}, "
+        f"as {wasted:4.1f} of {p} GPUs that never work"
+    )
 
 # %% [markdown] id="job_text"
 # `cluster.submit` works on a cluster and on this machine. With `dry_run` it returns the script for SLURM,
@@ -762,9 +818,10 @@ from dlo_lib import cluster
 flags = ["--parallel", "pp", "--schedule", "zb-h1", "--micro-batches", "8", "--batch", "1"]
 full = ["--model", "llama-3.2-3b", "--seq", "2048", "--precision", "bf16", "--steps", "100"]
 little = ["--model", "tiny", "--seq", "32", "--steps", "4", "--log-every", "2"]
-
-script = cluster.submit("dlo_lib.train", [*full, *flags], gpus=8, site="jean-zay-h100", account="abc", dry_run=True)
-print("For SLURM, 2 nodes of 4 GPUs:", *(line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))), sep="\n  ")
+where = {"gpus": 8, "site": "jean-zay-h100", "account": "abc"}
+script = cluster.submit("dlo_lib.train", [*full, *flags], **where, dry_run=True)
+asked = [line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))]
+print("For SLURM, 2 nodes of 4 GPUs:", *asked, sep="\n  ")
 job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=GPUS).wait()
 print("Here, a pipeline of 2 ranks:")
 for line in job.metrics():
@@ -782,27 +839,41 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
 
 from dlo_lib.launch import run_ranks
 
 
 def torch_tables() -> dict[tuple[int, int], list[list[str]]]:
-    """Return tables of ScheduleInterleaved1F1B, by micro-batches and stages per rank. Runs on every rank."""
+    """Return tables of ScheduleInterleaved1F1B, by micro-batches and stages per rank.
+
+    Runs on every rank.
+    """
     rank, ranks, tables = dist.get_rank(), dist.get_world_size(), {}
     for per_rank in (2, 3):
-        own = range(rank, ranks * per_rank, ranks)
-        stages = [PipelineStage(nn.Identity(), stage, ranks * per_rank, torch.device("cpu")) for stage in own]
+        count, device = ranks * per_rank, torch.device("cpu")
+        own = range(rank, count, ranks)
+        stages = [PipelineStage(nn.Identity(), stage, count, device) for stage in own]
         for micro_batches in range(2 * ranks, 7 * ranks + 1, ranks):
             schedule = ScheduleInterleaved1F1B(stages, micro_batches, loss_fn=F.mse_loss)
             rows = schedule.pipeline_order.values()
-            tables[micro_batches, per_rank] = [[str(action) for action in row if action is not None] for row in rows]
+            cells = [[str(action) for action in row if action is not None] for row in rows]
+            tables[micro_batches, per_rank] = cells
     return tables
+
+
+def rows_of_torch(ranks: int, micro_batches: int, per_rank: int) -> list[list[str]]:
+    return of_torch[ranks][micro_batches, per_rank]
 
 
 of_torch = {ranks: run_ranks(torch_tables, ranks)[0] for ranks in (2, 3, 4)}
 print("rank 0 of 2:", *of_torch[2][4, 2][0])
-lab.check("interleaved", instead={"interleaved_rows": lambda ranks, micro_batches, per_rank: of_torch[ranks][micro_batches, per_rank]})
+lab.check("interleaved", instead={"interleaved_rows": rows_of_torch})
 
 # %% [markdown] id="standard_run_text"
 # Now it runs, on two ranks of this machine. A stage *sleeps* instead of computing, one unit in forward and two
@@ -813,7 +884,11 @@ lab.check("interleaved", instead={"interleaved_rows": lambda ranks, micro_batche
 # and 8 micro-batches. Your formula of step 7 gives the time that a rank waits; add the time that it computes.
 
 # %% id="predict_step" tags=["prediction"]
-step_predicted = {"your 1F1B, dlo_lib's runtime": None, "torch ScheduleGPipe": None, "torch Schedule1F1B": None}  # milliseconds
+step_predicted = {  # milliseconds
+    "your 1F1B, dlo_lib's runtime": None,
+    "torch ScheduleGPipe": None,
+    "torch Schedule1F1B": None,
+}
 
 # %% id="run_standard" tags=["demo", "read"]
 from sleeping import Sleepy, fastest, measured_run, peak_memory, recorded, table_step
@@ -837,7 +912,8 @@ def torch_step(schedule_class, unit: float):
 
 
 unit, table = MILLISECONDS / 1000, one_f_one_b_rows(2, BATCH)
-own_lines, torch_lines = side_by_side.lines_of(one_f_one_b_rows, table_step), side_by_side.lines_of(torch_step)
+own_lines = side_by_side.lines_of(one_f_one_b_rows, table_step)
+torch_lines = side_by_side.lines_of(torch_step)
 forms, runs = [], {}
 for name, make, lines in (
     ("your 1F1B, dlo_lib's runtime", partial(table_step, table, WIDTH, unit), own_lines),
@@ -846,9 +922,11 @@ for name, make, lines in (
 ):
     ran, peaks = run_ranks(recorded, 2, make, trace=True), run_ranks(peak_memory, 2, make)
     runs[name] = measured_run(fastest(ran))
-    forms.append(side_by_side.Form(name, lines, runs[name].makespan, sent_in_last_step(ran.trace), peaks[0]))
+    seconds, sent = runs[name].makespan, sent_in_last_step(ran.trace)
+    forms.append(side_by_side.Form(name, lines, seconds, sent, peaks[0]))
 print(side_by_side.table(forms), "\n")
-print(predictions.compared(step_predicted, {form.name: 1000 * form.seconds for form in forms}, "{:.0f} ms".format))
+steps = {form.name: 1000 * form.seconds for form in forms}
+print(predictions.compared(step_predicted, steps, "{:.0f} ms".format))
 figures.planned_and_measured(timed(table, unit, unit, unit), runs, step_predicted)
 
 # %% [markdown] id="standard_lesson"

@@ -35,12 +35,15 @@ from dlo_lib.grading import Lab
 from dlo_lib.parallel.pipeline.table import Action
 
 STEPS = int(os.environ.get("DLO_STEPS", 60))  # of the training near the end
-MILLISECONDS = int(os.environ.get("DLO_MILLISECONDS", 20))  # of a forward, where ranks sleep instead of computing
+MILLISECONDS = int(os.environ.get("DLO_MILLISECONDS", 20))  # of a forward, where ranks sleep
 lab = Lab(globals())
 
 
 def parse(cell: str) -> tuple[int, str, int]:
-    """Return stage, kind and micro-batch of a cell: (2, "F", 5) for "2F5", (0, "SEND_F", 1) for "0SEND_F1"."""
+    """Return stage, kind and micro-batch of a cell.
+
+    They are (2, "F", 5) for "2F5" and (0, "SEND_F", 1) for "0SEND_F1".
+    """
     kind, stage, micro_batch = Action.parse(cell)
     return stage, kind.value, micro_batch
 
@@ -164,8 +167,9 @@ lab.check("loss")
 
 # %% nbgrader={"grade_id": "stage", "solution": true}
 def stage_forward(stage: nn.Module, kept: dict, i: int, x: torch.Tensor, loss=None) -> torch.Tensor:
-    """Run the forward of micro-batch i; return the output, or loss(output) if `loss` is given, without its graph.
+    """Run the forward of micro-batch i.
 
+    Return the output, or loss(output) if `loss` is given, without its graph.
     Keeps in `kept` what backward needs.
     """
     ### BEGIN SOLUTION
@@ -179,9 +183,9 @@ def stage_forward(stage: nn.Module, kept: dict, i: int, x: torch.Tensor, loss=No
 
 
 def stage_backward(kept: dict, i: int, grad: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Run the backward of micro-batch i from the gradient of its output; return the gradient of its input.
+    """Run the backward of micro-batch i from the gradient of its output.
 
-    The gradients of the parameters add up in .grad.
+    Return the gradient of its input. The gradients of the parameters add up in .grad.
     """
     ### BEGIN SOLUTION
     x, output = kept.pop(i)
@@ -275,7 +279,7 @@ def as_they_come(rows: list[list[str]]) -> list[list[str]]:
 
 
 def messages_only(rows: list[list[str]]) -> int:
-    """Send and receive one number for each message of this rank's row; return the number of messages."""
+    """Send and receive one number for each message of this rank's row; return how many."""
     rank, number, passed = dist.get_rank(), torch.zeros(1), 0
     for cell in rows[rank]:
         _, kind, _ = parse(cell)
@@ -297,7 +301,8 @@ for name, rows in {"AFAB": afab, "your table": my_rows(3, 4)}.items():
     try:
         print(f"{name}: messages of each rank", run_ranks(messages_only, 3, as_they_come(rows)))
     except DeadLock as lock:
-        print(f"{name}:", re.sub(r" Let [^.]*\.", "", str(lock)))  # without the cure: it serves one table only
+        # Without the cure, because it serves one table only.
+        print(f"{name}:", re.sub(r" Let [^.]*\.", "", str(lock)))
 
 # %% [markdown] id="order_exercise"
 # Read the explanation. Which two ranks wait *for each other*? (A third one only waits behind them.) Write the two
@@ -319,7 +324,10 @@ for name, rows in {"AFAB": afab, "your table": my_rows(3, 4)}.items():
 
 # %% nbgrader={"grade_id": "order", "solution": true}
 def with_messages(rows: list[list[str]]) -> list[list[str]]:
-    """Add SEND_F, RECV_F, SEND_B and RECV_B to the rows, so that blocking messages never deadlock."""
+    """Add SEND_F, RECV_F, SEND_B and RECV_B to the rows.
+
+    Blocking messages must never deadlock.
+    """
     ### BEGIN SOLUTION
     # One order for all ranks: add each message to the rows of both of its ranks at the same time.
     last, done = len(rows) - 1, set()
@@ -375,7 +383,7 @@ for row in with_messages(my_rows(2, 3)):
 def run_row(
     row: list[str], forward, backward, inputs, shapes, before: int | None, after: int | None
 ):
-    """Run the row of this rank, with its messages; return the sum of the losses on the last rank."""
+    """Run the row of this rank, with its messages; return the sum of losses on the last rank."""
     arrived, outputs, loss = {}, {}, 0.0  # what waits for its F, and for its SEND_F
     gradients, input_gradients, shape_out = {}, {}, {}  # what waits for its B, and for its SEND_B
     for cell in row:
@@ -423,7 +431,14 @@ lab.check("loop")
 
 # %% nbgrader={"grade_id": "step", "solution": true}
 def pipeline_step(
-    stage: nn.Module, row: list[str], inputs: list, targets: list, every_target: list, shapes: list, before: int | None, after: int | None
+    stage: nn.Module,
+    row: list[str],
+    inputs: list,
+    targets: list,
+    every_target: list,
+    shapes: list,
+    before: int | None,
+    after: int | None,
 ) -> float:
     """Run a step of this rank, which sets the gradients of `stage`.
 
@@ -605,19 +620,28 @@ class Sleepy(nn.Module):
 
 
 def by_the_library(ranks: int, micro_batches: int, unit: float):
-    """Return the measured spans of all ranks in the second step; the first step also sends the shapes."""
+    """Return the measured spans of all ranks in the second step.
+
+    The first step also sends the shapes.
+    """
     pipeline = Pipeline({dist.get_rank(): Sleepy(unit)}, one_f_one_b(ranks, micro_batches))
     optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)
-    batch = [(torch.ones(1, 2, 8), torch.ones(1, 2, dtype=torch.int64)) for _ in range(micro_batches)]
+    batch = [
+        (torch.ones(1, 2, 8), torch.ones(1, 2, dtype=torch.int64)) for _ in range(micro_batches)
+    ]
     with pipeline.recording():
         for _ in range(2):
             train_step(pipeline, optimizer, batch)
         return [list(spans) for spans in pipeline.measured().spans]
 
 
-overlapped = min((run_ranks(by_the_library, 4, 4, 8, MILLISECONDS / 1000)[0] for _ in range(2)), key=figures.seconds)  # the faster of two runs
-print(predictions.compared(overlapped_predicted, {"dlo_lib, messages overlapped": 1000 * figures.seconds(overlapped)}, "{:.0f} ms".format))
-figures.planned_and_measured(rows, {"planned": None, "dlo_lib, messages overlapped": overlapped}, MILLISECONDS / 1000, overlapped_predicted)
+unit, name = MILLISECONDS / 1000, "dlo_lib, messages overlapped"
+two_runs = [run_ranks(by_the_library, 4, 4, 8, unit)[0] for _ in range(2)]
+overlapped = min(two_runs, key=figures.seconds)
+measured = {name: 1000 * figures.seconds(overlapped)}
+print(predictions.compared(overlapped_predicted, measured, "{:.0f} ms".format))
+spans = {"planned": None, name: overlapped}
+figures.planned_and_measured(rows, spans, unit, overlapped_predicted)
 
 # %% [markdown] id="hybrid_text"
 # ## 7 · With data parallelism
@@ -647,7 +671,10 @@ figures.planned_and_measured(rows, {"planned": None, "dlo_lib, messages overlapp
 
 # %% nbgrader={"grade_id": "hybrid", "solution": true}
 def stage_group(rank: int, world: int, stages: int) -> dist.ProcessGroup:
-    """Return the group of the ranks that hold the same stage as this rank, of world / stages pipelines."""
+    """Return the group of the ranks that hold the same stage as this rank.
+
+    There are world / stages pipelines.
+    """
     ### BEGIN SOLUTION
     groups = [dist.new_group(list(range(each, world, stages))) for each in range(stages)]
     return groups[rank % stages]
@@ -719,7 +746,8 @@ from dlo_lib.labkit import at_scale
 
 flags = ["--parallel", "pp", "--schedule", "zb-h1", "--micro-batches", "8", "--batch", "1"]
 large = ["--model", "llama-3.2-3b", "--seq", "2048", "--precision", "bf16", "--steps", "100"]
-script = cluster.submit("dlo_lib.train", [*large, *flags], gpus=4, site="jean-zay-h100", account="abc", dry_run=True)
+where = {"gpus": 4, "site": "jean-zay-h100", "account": "abc"}
+script = cluster.submit("dlo_lib.train", [*large, *flags], **where, dry_run=True)
 print("For SLURM, a node of 4 GPUs:", at_scale.directives(script), sep="\n")
 
 # %% [markdown] id="scale_lesson"
@@ -740,9 +768,11 @@ from dlo_lib.models import model_config
 predictions.require_numbers(wire_predicted)
 
 config, ranks = model_config("llama-3.2-3b"), 4
-sent = {"pipeline": 2 * config.hidden, "tensor parallelism": 8 * config.hidden * (ranks - 1) // ranks * config.num_layers}
-print(predictions.compared(wire_predicted, sent, "{:,.0f}".format).replace("measured", "counted ", 1).replace("measured", "counted"))
-predicted_bars(sent, wire_predicted, "numbers for each token,\ncounted", text="{:,.0f}".format, log=True)
+by_layers = 8 * config.hidden * (ranks - 1) // ranks * config.num_layers
+sent, number = {"pipeline": 2 * config.hidden, "tensor parallelism": by_layers}, "{:,.0f}".format
+text = predictions.compared(wire_predicted, sent, number).replace("measured", "counted ", 1)
+print(text.replace("measured", "counted"))
+predicted_bars(sent, wire_predicted, "numbers for each token,\ncounted", text=number, log=True)
 
 # %% [markdown] id="wire_lesson"
 # So use pipeline parallelism *between* nodes, where links are slow, and tensor parallelism inside a node.
@@ -772,7 +802,10 @@ predicted_bars(sent, wire_predicted, "numbers for each token,\ncounted", text="{
 def linear_backward(
     grad_y: torch.Tensor, x: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter, later: list
 ) -> torch.Tensor:
-    """Return the gradient of x; append to `later` the work that adds to the .grad of weight and bias."""
+    """Return the gradient of x.
+
+    Append to `later` the work that adds to the .grad of weight and bias.
+    """
     ### BEGIN SOLUTION
 
     def weight_part():
@@ -902,7 +935,8 @@ def delayed_training(
 ) -> list[torch.Tensor]:
     """Return the weights after `steps` updates; weights[s] and delays[s] belong to stage s.
 
-    gradients_of(weights, t) returns the gradients of batch t = 0, 1, ... at these weights, one tensor per stage.
+    gradients_of(weights, t) returns the gradients of batch t = 0, 1, ... at these weights,
+    one tensor per stage.
     """
     ### BEGIN SOLUTION
     versions = [weights]
@@ -924,7 +958,8 @@ lab.check("delayed")
 # **Predict:** at the end of the time, how many times the loss of training with flush is that of PipeDream, at each learning rate?
 
 # %% id="predict_delayed" tags=["prediction"]
-loss_predicted = {"learning rate 0.3": None, "learning rate 2": None}  # loss of PipeDream / loss with flush, at the end
+# Loss of PipeDream, divided by the loss with flush, at the end
+loss_predicted = {"learning rate 0.3": None, "learning rate 2": None}
 
 # %% id="run_delayed" tags=["demo"]
 from dlo_lib.parallel.pipeline.simulate import simulate
@@ -997,7 +1032,7 @@ figures.losses(trained, loss_predicted)
 
 # %% nbgrader={"grade_id": "stash", "solution": true}
 def stash_forward(stage: nn.Module, kept: dict, i: int, x: torch.Tensor, loss=None) -> torch.Tensor:
-    """Run the forward of batch i with the newest weights, and keep a copy of them until its backward."""
+    """Run the forward of batch i with the newest weights; keep a copy until its backward."""
     ### BEGIN SOLUTION
     version = {name: parameter.detach().clone().requires_grad_() for name, parameter in stage.named_parameters()}
     x = x.detach().requires_grad_(x.is_floating_point())
@@ -1012,7 +1047,10 @@ def stash_forward(stage: nn.Module, kept: dict, i: int, x: torch.Tensor, loss=No
 def stash_backward(
     stage: nn.Module, kept: dict, i: int, grad: torch.Tensor | None, lr: float
 ) -> torch.Tensor | None:
-    """Run the backward of batch i with the weights of its forward; then make a step of gradient descent."""
+    """Run the backward of batch i with the weights of its forward.
+
+    Then make a step of gradient descent.
+    """
     ### BEGIN SOLUTION
     version, x, output = kept.pop(i)
     output.backward(grad)
@@ -1049,18 +1087,32 @@ def pipedream(ranks: int, lr: float) -> torch.Tensor:
     stage = Layer(chain(seed=3, stages=ranks)[rank])
 
     def forward(i, x):
-        return stash_forward(stage, kept, i, x, (lambda y: F.mse_loss(y, goals)) if rank == ranks - 1 else None)
+        loss = (lambda y: F.mse_loss(y, goals)) if rank == ranks - 1 else None
+        return stash_forward(stage, kept, i, x, loss)
+
+    def backward(i, grad):
+        return stash_backward(stage, kept, i, grad, lr)
 
     before, after = (rank - 1 if rank else None), (rank + 1 if rank < ranks - 1 else None)
     row = with_messages(my_rows(ranks, STEPS))[rank]
-    run_row(row, forward, lambda i, grad: stash_backward(stage, kept, i, grad, lr), [samples_in] * STEPS, [(64, 16)] * STEPS, before, after)
+    inputs, shapes = [samples_in] * STEPS, [(64, 16)] * STEPS
+    run_row(row, forward, backward, inputs, shapes, before, after)
     return stage.weight.detach()
 
 
+def gradients_at(weights, t):
+    return gradients_of_chain(weights, [])
+
+
 on_ranks = run_ranks(pipedream, 4, 4, 0.3)
-for name, delays in {"delays 3, 2, 1, 0": [3, 2, 1, 0], "delays 1, 1, 1, 1": [1] * 4, "synchronous": [0] * 4}.items():
-    twin = delayed_training(chain(seed=3, stages=4), lambda weights, t: gradients_of_chain(weights, []), 0.3, delays, STEPS)
-    print(f"{name:18} differs from the ranks by", ", ".join(f"{(a - b).abs().max():.1e}" for a, b in zip(on_ranks, twin)))
+for name, delays in {
+    "delays 3, 2, 1, 0": [3, 2, 1, 0],
+    "delays 1, 1, 1, 1": [1, 1, 1, 1],
+    "synchronous": [0, 0, 0, 0],
+}.items():
+    twin = delayed_training(chain(seed=3, stages=4), gradients_at, 0.3, delays, STEPS)
+    apart = [f"{(a - b).abs().max():.1e}" for a, b in zip(on_ranks, twin)]
+    print(f"{name:18} differs from the ranks by", ", ".join(apart))
 
 # %% [markdown] id="standard_text"
 # ## 13 · The same with `torch.distributed.pipelining`
@@ -1075,16 +1127,27 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 
-def torch_schedule(stage: nn.Module, micro_batches: int, every_target: list, schedule_class=Schedule1F1B):
+def torch_schedule(
+    stage: nn.Module, micro_batches: int, every_target: list, schedule_class=Schedule1F1B
+):
     """Return the schedule of this rank."""
     part = PipelineStage(stage, dist.get_rank(), dist.get_world_size(), torch.device("cpu"))
-    return schedule_class(part, micro_batches, loss_fn=lambda output, target: loss_part(output, target, every_target), scale_grads=False)
+    return schedule_class(
+        part,
+        micro_batches,
+        loss_fn=lambda output, target: loss_part(output, target, every_target),
+        scale_grads=False,
+    )
 
 
 def torch_step(stage, row, inputs, targets, every_target, shapes, before, after) -> float:
     """Run a step of this rank, as pipeline_step. PyTorch needs neither the row nor the shapes."""
     schedule, losses = torch_schedule(stage, len(inputs), every_target), []
-    schedule.step(*([torch.cat(inputs)] if before is None else []), target=torch.cat(targets) if after is None else None, losses=losses)
+    schedule.step(
+        *([torch.cat(inputs)] if before is None else []),
+        target=torch.cat(targets) if after is None else None,
+        losses=losses,
+    )
     return sum(loss.item() for loss in losses)
 
 
@@ -1111,7 +1174,8 @@ lab.check("hybrid", instead={"stage_group": mesh_group})
 # **Predict:** how many times the memory of your pipeline does `ScheduleGPipe` take on rank 0, and `Schedule1F1B`?
 
 # %% id="predict_standard" tags=["prediction"]
-memory_predicted = {"Schedule1F1B": None, "ScheduleGPipe": None}  # times the memory of your pipeline
+# Times the memory of your pipeline
+memory_predicted = {"Schedule1F1B": None, "ScheduleGPipe": None}
 
 # %% id="run_standard" tags=["demo", "read"]
 from copy import deepcopy
@@ -1124,7 +1188,8 @@ from dlo_lib.labkit.measured_step import peak_of_a_step, sent_in_last_step
 
 predictions.require_numbers(memory_predicted)
 
-batch, classes = torch.randn(256, WIDTHS[0], dtype=torch.float64), torch.randint(0, WIDTHS[-1], (256,))  # 8 micro-batches of 32
+batch = torch.randn(256, WIDTHS[0], dtype=torch.float64)  # 8 micro-batches of 32
+classes = torch.randint(0, WIDTHS[-1], (256,))
 
 
 def step_of(schedule_class=None):
@@ -1136,7 +1201,8 @@ def step_of(schedule_class=None):
     if schedule_class is None:
         row, shapes = with_messages(my_rows(2, 8))[rank], shapes_into(stage, x)
         return lambda: pipeline_step(stage, row, x, y, y, shapes, before, after)
-    schedule, inputs = torch_schedule(stage, 8, y, schedule_class), [batch] if before is None else []
+    schedule = torch_schedule(stage, 8, y, schedule_class)
+    inputs = [batch] if before is None else []
     return lambda: schedule.step(*inputs, target=classes if after is None else None)
 
 
@@ -1158,11 +1224,13 @@ for name, make, code in (
     ("Schedule1F1B", partial(step_of, Schedule1F1B), (loss_part, torch_schedule, torch_step)),
     ("ScheduleGPipe", partial(step_of, ScheduleGPipe), (loss_part, torch_schedule, torch_step)),
 ):
-    run, peaks = run_ranks(least_seconds, 2, make, 2 + STEPS // 10, trace=True), run_ranks(peak_of_a_step, 2, make)
-    forms.append(side_by_side.Form(name, side_by_side.lines_of(*code), max(run), sent_in_last_step(run.trace), peaks[0]))
+    run = run_ranks(least_seconds, 2, make, 2 + STEPS // 10, trace=True)
+    peak, sent = run_ranks(peak_of_a_step, 2, make)[0], sent_in_last_step(run.trace)
+    forms.append(side_by_side.Form(name, side_by_side.lines_of(*code), max(run), sent, peak))
 print(side_by_side.table(forms))
 own, *others = forms
-predicted_bars({form.name: form.memory / own.memory for form in others}, memory_predicted, "memory of rank 0,\ntimes that of yours")
+ratios = {form.name: form.memory / own.memory for form in others}
+predicted_bars(ratios, memory_predicted, "memory of rank 0,\ntimes that of yours")
 
 # %% [markdown] id="standard_lesson"
 # "Communicated" is what rank 0 sends in a step. It sends the same activations in all forms; PyTorch's first
