@@ -82,12 +82,18 @@ from dataclasses import replace
 from dlo_lib.models import model_config
 
 large = model_config("llama-3.1-70b")
-larger = replace(large, hidden=16384, intermediate=53248, num_heads=128, num_layers=126)  # Llama 3.1 405B
-for name, config in {"Llama 3.2 3B": model_config("llama-3.2-3b"), "Llama 3.1 70B": large, "Llama 3.1 405B": larger}.items():
+larger = replace(large, hidden=16384, intermediate=53248, num_heads=128, num_layers=126)
+models = {"Llama 3.2 3B": model_config("llama-3.2-3b")}
+models |= {"Llama 3.1 70B": large, "Llama 3.1 405B": larger}
+for name, config in models.items():
     one = Llama(replace(config, num_layers=1, vocab_size=8), device="meta").layers[0]
     in_block = sum(weight.numel() for weight in one.parameters())
-    flops = 6 * 8192 * (config.num_layers * in_block + config.hidden * config.vocab_size)  # without the scores of attention
-    print(f"{name:14}: one block, weights and gradients in bf16, {4 * in_block / 2**30:4.1f} GiB; 8192 tokens take {flops / 400e12:5.1f} s at 400 TFLOP/s")
+    # Without the scores of attention:
+    flops = 6 * 8192 * (config.num_layers * in_block + config.hidden * config.vocab_size)
+    print(
+        f"{name:14}: one block, weights and gradients in bf16, {4 * in_block / 2**30:4.1f} GiB; "
+        f"8192 tokens take {flops / 400e12:5.1f} s at 400 TFLOP/s"
+    )
 
 # %% [markdown] id="why_division"
 # **Tensor parallelism** divides the computation itself: all ranks of a group work on the *same* tokens, and each
@@ -112,7 +118,8 @@ figures.column_then_row(2)
 # %% id="show_gelu" tags=["demo"]
 parts = torch.randn(2, 1000, generator=torch.Generator().manual_seed(0))
 wrong, right = F.gelu(parts).sum(0), F.gelu(parts.sum(0))
-print(f"GELU(a) + GELU(b) differs from GELU(a + b) by {float((wrong - right).norm() / right.norm()):.0%}")
+apart = float((wrong - right).norm() / right.norm())
+print(f"GELU(a) + GELU(b) differs from GELU(a + b) by {apart:.0%}")
 
 # %% [markdown] id="conjugate_text"
 # ## 1 · Two conjugate functions
@@ -179,7 +186,10 @@ class SumOverRanks(torch.autograd.Function):
 
 
 def copy_to_ranks(x: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """Begin a parallel region: x is the same on all ranks of the group, and each uses it in its way."""
+    """Begin a parallel region.
+
+    x is the same on all ranks of the group, and each uses it in its way.
+    """
     return CopyToRanks.apply(x, group)
 
 
@@ -297,7 +307,10 @@ figures.vocabulary([3, 7, 0, 5, 2], size=8, world=4)
 
 # %% nbgrader={"grade_id": "embedding", "solution": true}
 def parallel_embedding(tokens: torch.Tensor, weight: torch.Tensor, group=None) -> torch.Tensor:
-    """tokens (batch, seq) from 0 to V - 1, weight (V / t, hidden): this rank's rows -> (batch, seq, hidden), on every rank."""
+    """tokens (batch, seq), weight (V / t, hidden) -> (batch, seq, hidden), on every rank.
+
+    tokens: from 0 to V - 1. weight: this rank's rows.
+    """
     ### BEGIN SOLUTION
     rows = tokens - dist.get_rank(group) * len(weight)
     own = (rows >= 0) & (rows < len(weight))
@@ -335,11 +348,18 @@ explore(heads, ranks=[1, 2, 4, 8], kv_heads=[1, 2, 4, 8])
 # gives `attend`, which is the same with and without tensor parallelism: it takes projected q, k, v (batch, seq, heads · d) for any number of heads.
 
 # %% id="given_attend"
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Causal attention of projected q, k, v, each (batch, seq, its heads * d) -> (batch, seq, query heads * d)."""
-    q, k, v = (part.unflatten(-1, (-1, cos.shape[-1])).transpose(1, 2) for part in (q, k, v))  # (batch, heads, seq, d)
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
+    """Causal attention of projected q, k, v.
+
+    Each is (batch, seq, its heads * d) -> (batch, seq, query heads * d).
+    """
+    # (batch, heads, seq, d):
+    q, k, v = (part.unflatten(-1, (-1, cos.shape[-1])).transpose(1, 2) for part in (q, k, v))
     q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+    grouped = q.shape[1] != k.shape[1]
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
     return out.transpose(1, 2).flatten(2)
 
 
@@ -381,7 +401,10 @@ lab.check("attention")
 
 # %% nbgrader={"grade_id": "loss", "solution": true}
 def parallel_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, group=None) -> torch.Tensor:
-    """logits (batch, seq, V / t): of this rank's words; targets (batch, seq) from 0 to V - 1 -> the mean loss, a scalar."""
+    """logits (batch, seq, V / t), targets (batch, seq) -> the mean loss, a scalar.
+
+    logits: of this rank's words. targets: from 0 to V - 1.
+    """
     ### BEGIN SOLUTION
     largest = logits.detach().amax(-1)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
@@ -426,7 +449,10 @@ def shard_dim(name: str) -> int | None:
 def parallel_block(
     x: torch.Tensor, block: nn.Module, cos: torch.Tensor, sin: torch.Tensor, group=None
 ) -> torch.Tensor:
-    """One transformer block with this rank's parts: x (batch, seq, hidden) -> (batch, seq, hidden), both whole."""
+    """One transformer block with this rank's parts.
+
+    x (batch, seq, hidden) -> (batch, seq, hidden), both whole.
+    """
     ### BEGIN SOLUTION
     own = block.self_attn
     weights = own.q_proj.weight, own.k_proj.weight, own.v_proj.weight, own.o_proj.weight
@@ -439,7 +465,10 @@ def parallel_block(
 
 # %% id="given_tensor_parallel"
 def tensor_parallel(model: Llama, group: dist.ProcessGroup | None = None):
-    """Replace each weight by this rank's part; return step(tokens, targets), which runs forward and backward and returns the loss."""
+    """Replace each weight by this rank's part.
+
+    Return step(tokens, targets), which runs forward and backward and returns the loss.
+    """
     parts = {}  # tied weights stay one parameter
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         dim = shard_dim(name)
@@ -526,8 +555,12 @@ figures.against_fsdp(in_block, real.hidden, world=8)
 
 # %% id="show_async" tags=["demo"]
 for link, bandwidth in (("NVLink of an H100", 450e9), ("network of 400 Gbit/s a GPU", 50e9)):
-    ratios = {ranks: (4 * large.intermediate / ranks / 400e12) / (2 * (ranks - 1) / ranks / bandwidth) for ranks in (2, 4, 8, 16)}
-    print(f"Llama 3.1 70B, {link}: computing / sending = " + ", ".join(f"{ratio:.1f} (t = {ranks})" for ranks, ratio in ratios.items()))
+    ratios = []
+    for ranks in (2, 4, 8, 16):
+        computing = 4 * large.intermediate / ranks / 400e12
+        sending = 2 * (ranks - 1) / ranks / bandwidth
+        ratios.append(f"{computing / sending:.1f} (t = {ranks})")
+    print(f"Llama 3.1 70B, {link}: computing / sending = " + ", ".join(ratios))
 
 # %% [markdown] id="grid_intro"
 # Hidden or not, t is thus at most the number of GPUs that a fast link connects, mostly those of one node (8), and the rest of the ranks is used in another way.
@@ -551,7 +584,10 @@ figures.grid(tp=2, dp=3)
 
 # %% nbgrader={"grade_id": "grid", "solution": true}
 def make_groups(tp: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Return the tensor-parallel and the data-parallel group of this rank; `tp` divides the number of ranks."""
+    """Return the tensor-parallel and the data-parallel group of this rank.
+
+    `tp` divides the number of ranks.
+    """
     ### BEGIN SOLUTION
     rank, world = dist.get_rank(), dist.get_world_size()
     for start in range(0, world, tp):
@@ -678,7 +714,10 @@ def gathered(x: torch.Tensor, group) -> torch.Tensor:
 
 
 def scattered(x: torch.Tensor, group) -> torch.Tensor:
-    """Reduce-scatter along the first dimension: (t * n, ...) -> (n, ...), this rank's part of the sum."""
+    """Reduce-scatter along the first dimension: (t * n, ...) -> (n, ...).
+
+    The result is this rank's part of the sum.
+    """
     own = x.new_empty(len(x) // dist.get_world_size(group), *x.shape[1:])
     dist.reduce_scatter_tensor(own, x.contiguous(), group=group)
     return own
@@ -686,7 +725,10 @@ def scattered(x: torch.Tensor, group) -> torch.Tensor:
 
 # %% nbgrader={"grade_id": "sequence", "solution": true}
 class GatherSequence(torch.autograd.Function):
-    """All-gather of the parts of a sequence in forward; in backward, reduce-scatter of the gradients."""
+    """All-gather of the parts of a sequence in forward.
+
+    In backward, reduce-scatter of the gradients.
+    """
 
     @staticmethod
     def forward(ctx, x, group):
@@ -801,7 +843,7 @@ def own_kv_heads(num_kv_heads: int, rank: int, world: int) -> tuple[int, int]:
 def shared_kv_attention(
     x: torch.Tensor, q, k, v, o, cos, sin, group=None, sharing=None
 ) -> torch.Tensor:
-    """parallel_attention with k and v (d, hidden) that all ranks of the group `sharing` have a copy of."""
+    """parallel_attention, where the ranks of `sharing` all have a copy of k and v (d, hidden)."""
     ### BEGIN SOLUTION
     return parallel_attention(x, q, copy_to_ranks(k, sharing), copy_to_ranks(v, sharing), o, cos, sin, group)
     ### END SOLUTION
@@ -834,7 +876,7 @@ lab.check("kv")
 def dropout_on_ranks(
     x: torch.Tensor, p: float, differs: bool, generator: torch.Generator, group=None
 ) -> torch.Tensor:
-    """Return x with a mask that is the same on all ranks of the group, or that differs between them."""
+    """Return x with a mask that is the same on all ranks of the group, or different on each."""
     ### BEGIN SOLUTION
     source = generator
     if differs:
@@ -862,7 +904,13 @@ lab.check("dropout")
 # %% id="check_standard" tags=["demo", "read"]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, loss_parallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
 
 
 def once(others: int) -> PrepareModuleInput:
@@ -877,7 +925,8 @@ def with_parallelize_module(model: Llama, group=None):
     plan |= {"layers.*.self_attn": once(2), "layers.*.mlp": once(0)}
     plan |= {f"layers.*.self_attn.{name}_proj": ColwiseParallel() for name in "qkv"}
     plan |= {f"layers.*.mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")}
-    plan |= {f"layers.*.{name}": RowwiseParallel() for name in ("self_attn.o_proj", "mlp.down_proj")}
+    rowwise = ("self_attn.o_proj", "mlp.down_proj")
+    plan |= {f"layers.*.{name}": RowwiseParallel() for name in rowwise}
     parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
 
     def step(tokens, targets):
@@ -904,7 +953,8 @@ def steps_of(form: str, steps: int) -> tuple[float, int]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Llama(SMALL)
-    step = with_parallelize_module(model) if form == "parallelize_module" else tensor_parallel(model)
+    make_step = with_parallelize_module if form == "parallelize_module" else tensor_parallel
+    step = make_step(model)
     times = []
     for _ in range(steps):
         model.zero_grad()
@@ -912,18 +962,28 @@ def steps_of(form: str, steps: int) -> tuple[float, int]:
         began = time.perf_counter()
         step(*batch(0))
         times.append(time.perf_counter() - began)
-    held = [tensor for parameter in model.parameters() for tensor in (parameter.detach(), parameter.grad)]
-    return min(times[1:]), sum((tensor.to_local() if hasattr(tensor, "to_local") else tensor).nbytes for tensor in held)
+    held = 0
+    for parameter in model.parameters():
+        for tensor in (parameter.detach(), parameter.grad):
+            held += (tensor.to_local() if hasattr(tensor, "to_local") else tensor).nbytes
+    return min(times[1:]), held
 
 
-yours = (CopyToRanks.forward, CopyToRanks.backward, SumOverRanks.forward, SumOverRanks.backward, copy_to_ranks, sum_over_ranks, shard, column_linear, row_linear, parallel_mlp)
-yours += (parallel_embedding, attend, parallel_attention, parallel_cross_entropy, shard_dim, parallel_block, tensor_parallel)
+yours = (CopyToRanks.forward, CopyToRanks.backward, SumOverRanks.forward, SumOverRanks.backward)
+yours += (copy_to_ranks, sum_over_ranks, shard, column_linear, row_linear, parallel_mlp)
+yours += (parallel_embedding, attend, parallel_attention, parallel_cross_entropy)
+yours += (shard_dim, parallel_block, tensor_parallel)
 forms = []
-for name, world, lines in (("one process", 1, 0), ("yours", 2, lines_of(*yours)), ("parallelize_module", 2, lines_of(once, with_parallelize_module))):
+for name, world, lines in (
+    ("one process", 1, 0),
+    ("yours", 2, lines_of(*yours)),
+    ("parallelize_module", 2, lines_of(once, with_parallelize_module)),
+):
     form = "yours" if world == 1 else name
     ran = run_ranks(steps_of, world, form, 1 + REPEATS, trace=True)
     seconds, held = (max(column) for column in zip(*ran))
-    forms.append(Form(name, lines, seconds, ran.trace.ring_bytes("all_reduce", rank=0) / (1 + REPEATS), held))
+    sent = ran.trace.ring_bytes("all_reduce", rank=0) / (1 + REPEATS)
+    forms.append(Form(name, lines, seconds, sent, held))
 print(table(forms, measured="forward and backward"))
 
 # %% [markdown] id="standard_lesson"

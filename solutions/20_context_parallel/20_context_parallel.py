@@ -91,10 +91,17 @@ figures.kept(kept)
 # %% id="show_limits" tags=["demo"]
 for name, tokens in (("llama-3.2-3b", 2**17), ("llama-3.2-3b", 2**20), ("llama-3.1-70b", 2**17)):
     config = model_config(name)
-    weights = sum(weight.numel() for weight in Llama(replace(config, num_layers=1, vocab_size=8), device="meta").layers[0].parameters())
-    flops = 6 * tokens * (config.num_layers * weights + config.vocab_size * config.hidden) + 6 * tokens**2 * config.num_heads * config.head_dim * config.num_layers
-    inputs, gathered = 2 * tokens * config.hidden * config.num_layers, 2 * 2 * tokens * config.num_kv_heads * config.head_dim
-    print(f"{name:13} {tokens:9,} tokens: inputs of the blocks {inputs / 2**30:4.0f} GiB, {flops / 400e12:5.0f} s at 400 TFLOP/s; keys and values of a layer {gathered / 2**30:.1f} GiB")
+    one = Llama(replace(config, num_layers=1, vocab_size=8), device="meta").layers[0]
+    weights = sum(weight.numel() for weight in one.parameters())
+    flops = 6 * tokens * (config.num_layers * weights + config.vocab_size * config.hidden)
+    flops += 6 * tokens**2 * config.num_heads * config.head_dim * config.num_layers
+    inputs = 2 * tokens * config.hidden * config.num_layers
+    gathered = 2 * 2 * tokens * config.num_kv_heads * config.head_dim
+    print(
+        f"{name:13} {tokens:9,} tokens: inputs of the blocks {inputs / 2**30:4.0f} GiB, "
+        f"{flops / 400e12:5.0f} s at 400 TFLOP/s; "
+        f"keys and values of a layer {gathered / 2**30:.1f} GiB"
+    )
 
 # %% [markdown] id="why_division"
 # So the *tokens* are divided: with 1/16 of them, a rank keeps 1/16 of the inputs and computes 1/16. (Of the last bar, most is the gradient of the output matrix, which the loss keeps whole.) Most layers allow this without any message: embedding, norms,
@@ -133,7 +140,8 @@ explore(figures.ring, ranks=[2, 3, 4, 6], step=lambda ranks: range(ranks))
 def block_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q (batch, heads, queries, d), k and v (batch, heads, keys, d), mask (queries, keys) -> out like q, lse (batch, heads, queries)."""
+    """q (batch, heads, queries, d), k and v (batch, heads, keys, d), mask (queries, keys)
+    -> out like q, lse (batch, heads, queries)."""
     ### BEGIN SOLUTION
     scores = q @ k.mT / q.shape[-1] ** 0.5
     scores = scores.masked_fill(~mask, -math.inf)
@@ -155,9 +163,11 @@ lab.check("block")
 # %% id="show_mean" tags=["demo"]
 random = torch.Generator().manual_seed(0)
 q, k, v = (torch.randn(1, 1, 64, 16, generator=random) for _ in range(3))
-halves = [F.scaled_dot_product_attention(q, keys, values) for keys, values in zip(k.chunk(2, 2), v.chunk(2, 2))]
+parts = zip(k.chunk(2, 2), v.chunk(2, 2))
+halves = [F.scaled_dot_product_attention(q, keys, values) for keys, values in parts]
 right = F.scaled_dot_product_attention(q, k, v)
-print(f"the mean of two halves differs from attention by {float((sum(halves) / 2 - right).norm() / right.norm()):.0%}")
+apart = float((sum(halves) / 2 - right).norm() / right.norm())
+print(f"the mean of two halves differs from attention by {apart:.0%}")
 
 # %% [markdown] id="merge_exercise"
 # **Core · 9 min · ●●○**
@@ -173,7 +183,8 @@ print(f"the mean of two halves differs from attention by {float((sum(halves) / 2
 def merge(
     out: torch.Tensor, lse: torch.Tensor, block_out: torch.Tensor, block_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """out, block_out (batch, heads, queries, d); lse, block_lse (batch, heads, queries) -> out and lse over the keys of both."""
+    """out, block_out (batch, heads, queries, d); lse, block_lse (batch, heads, queries)
+    -> out and lse over the keys of both."""
     ### BEGIN SOLUTION
     total = torch.logaddexp(lse, block_lse)
     shift = total.masked_fill(total == -math.inf, 0)
@@ -197,14 +208,14 @@ random = torch.Generator().manual_seed(0)
 q, k, v = (torch.randn(1, 4, 256, 32, generator=random) for _ in range(3))
 right = F.scaled_dot_product_attention(q, k, v)
 for blocks in (2, 8, 32):
-    mask, errors = torch.ones(256, 256 // blocks, dtype=torch.bool), {}
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+    mask, errors = torch.ones(256, 256 // blocks, dtype=torch.bool), []
+    for dtype in (torch.float32, torch.bfloat16):
         out, lse = torch.zeros_like(q), q.new_full(q.shape[:-1], -math.inf)
         for keys, values in zip(k.chunk(blocks, 2), v.chunk(blocks, 2)):
             merged = merge(out, lse, *block_attention(q, keys, values, mask))
             out, lse = (part.to(dtype).float() for part in merged)
-        errors[name] = float((out - right).norm() / right.norm())
-    print(f"{blocks:2} blocks: error with fp32 {errors['fp32']:.1e}, with bf16 {errors['bf16']:.1e}")
+        errors.append(float((out - right).norm() / right.norm()))
+    print(f"{blocks:2} blocks: error with fp32 {errors[0]:.1e}, with bf16 {errors[1]:.1e}")
 
 # %% [markdown] id="visible_text"
 # In bf16 the error grows with the number of blocks. So a real ring keeps `out` and `lse` in fp32, whatever the dtype of q, k and v. The tensors of your ring have
@@ -233,7 +244,8 @@ def contiguous(seq: int, world: int) -> torch.Tensor:
 
 # %% nbgrader={"grade_id": "visible", "solution": true}
 def visible(q_positions: torch.Tensor, k_positions: torch.Tensor) -> tuple[int, int] | None:
-    """q_positions (queries), k_positions (keys), ascending -> (first, last): the queries first: and the keys :last; or None."""
+    """q_positions (queries), k_positions (keys), ascending
+    -> (first, last): the queries first: and the keys :last; or None."""
     ### BEGIN SOLUTION
     first = int((q_positions < k_positions[0]).sum())  # these queries are before all keys
     last = int((k_positions <= q_positions[-1]).sum())
@@ -272,7 +284,10 @@ class Shift:
 
 
 def start_shift(tensor: torch.Tensor) -> Shift:
-    """Start to send a tensor to the next rank, and to receive one of the same size from the previous rank."""
+    """Start to send a tensor to the next rank, and to receive one from the previous rank.
+
+    Both have the same size.
+    """
     return Shift(tensor)
 
 
@@ -295,7 +310,8 @@ def start_shift(tensor: torch.Tensor) -> Shift:
 def ring_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q, k, v (batch, heads, local, d), positions (world, local) -> out like q, lse (batch, heads, local), over the keys of all ranks."""
+    """q, k, v (batch, heads, local, d), positions (world, local)
+    -> out like q, lse (batch, heads, local), over the keys of all ranks."""
     ### BEGIN SOLUTION
     rank, world = dist.get_rank(), dist.get_world_size()
     out, lse = torch.zeros_like(q), q.new_full(q.shape[:-1], -math.inf)
@@ -340,7 +356,8 @@ lab.check("ring")
 def block_backward(
     grad, q, k, v, out, lse, mask
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """grad, q, out (batch, heads, queries, d), k, v (batch, heads, keys, d), lse (batch, heads, queries) -> dq, dk, dv of this block."""
+    """grad, q, out (batch, heads, queries, d), k, v (batch, heads, keys, d),
+    lse (batch, heads, queries) -> dq, dk, dv of this block."""
     ### BEGIN SOLUTION
     scale = q.shape[-1] ** -0.5
     scores = (q @ k.mT * scale).masked_fill(~mask, -math.inf)
@@ -374,7 +391,8 @@ lab.check("gradient")
 def ring_backward(
     grad, q, k, v, out, lse, positions
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """grad, q, k, v, out (batch, heads, local, d), lse (batch, heads, local), positions (world, local) -> dq, dk, dv of this rank."""
+    """grad, q, k, v, out (batch, heads, local, d), lse (batch, heads, local),
+    positions (world, local) -> dq, dk, dv of this rank."""
     rank, world = dist.get_rank(), dist.get_world_size()
     dq = torch.zeros_like(q)
     travelling = torch.stack((k, v, torch.zeros_like(k), torch.zeros_like(v)))
@@ -415,8 +433,10 @@ class RingAttention(torch.autograd.Function):
         return *ring_backward(grad, *ctx.saved_tensors), None
 
 
-def ring_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Causal attention of this rank's queries to the keys of all ranks, (batch, heads, local, d)."""
+def ring_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """Causal attention of this rank's queries to all keys, (batch, heads, local, d)."""
     return RingAttention.apply(q, k, v, positions)
 
 
@@ -471,7 +491,10 @@ figures.busy({"contiguous": work(contiguous(64, 4))})
 
 # %% nbgrader={"grade_id": "zigzag", "solution": true}
 def zigzag(seq: int, world: int) -> torch.Tensor:
-    """The positions of the tokens of each rank, (world, seq / world): rank r has the chunks r and 2 * world - 1 - r."""
+    """The positions of the tokens of each rank, (world, seq / world).
+
+    Rank r has the chunks r and 2 * world - 1 - r.
+    """
     ### BEGIN SOLUTION
     chunks = torch.arange(seq).view(2 * world, -1)
     return torch.cat((chunks[:world], chunks.flip(0)[:world]), dim=1)
@@ -483,8 +506,9 @@ lab.check("zigzag")
 
 # %% id="show_zigzag" tags=["demo"]
 require_numbers(balance_guess)
-steps = {name: work(order(64, 4)) for name, order in (("contiguous", contiguous), ("zig-zag", zigzag))}
-print(compared(balance_guess, {"contiguous": duration(steps["contiguous"]), "balanced": duration(steps["zig-zag"])}))
+steps = {"contiguous": work(contiguous(64, 4)), "zig-zag": work(zigzag(64, 4))}
+durations = {"contiguous": duration(steps["contiguous"]), "balanced": duration(steps["zig-zag"])}
+print(compared(balance_guess, durations))
 for world in (2, 4, 8, 32):
     faster = duration(work(contiguous(4 * world, world))) / duration(work(zigzag(4 * world, world)))
     print(f"{world:2} ranks: with the zig-zag the ring is {faster:.2f} times as fast")
@@ -518,14 +542,16 @@ figures.triangle(zigzag(16, 4).tolist())
 def shard_batch(
     tokens: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, own_positions: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """tokens (batch, seq + 1), cos and sin (seq, d), own_positions (local) -> inputs, targets (batch, local), cos, sin (local, d)."""
+    """tokens (batch, seq + 1), cos and sin (seq, d), own_positions (local)
+    -> inputs, targets (batch, local), cos, sin (local, d)."""
     ### BEGIN SOLUTION
     return tokens[:, own_positions], tokens[:, own_positions + 1], cos[own_positions], sin[own_positions]
     ### END SOLUTION
 
 
 def context_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """logits (batch, local, vocabulary), targets (batch, local) -> this rank's share of the mean loss, a scalar."""
+    """logits (batch, local, vocabulary), targets (batch, local)
+    -> this rank's share of the mean loss, a scalar."""
     ### BEGIN SOLUTION
     total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
     valid = (targets != -100).sum()
@@ -535,8 +561,12 @@ def context_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 # %% id="given_context_step"
-def context_step(model: Llama, tokens: torch.Tensor, positions: torch.Tensor, padding: int = -100) -> torch.Tensor:
-    """Forward and backward of this rank's tokens of whole sequences (batch, seq + 1); returns the loss over all ranks.
+def context_step(
+    model: Llama, tokens: torch.Tensor, positions: torch.Tensor, padding: int = -100
+) -> torch.Tensor:
+    """Forward and backward of this rank's tokens of whole sequences (batch, seq + 1).
+
+    Returns the loss over all ranks.
 
     A target that is the token `padding` does not count.
     """
@@ -610,7 +640,7 @@ figures.ulysses(3)
 
 # %% id="given_exchanged"
 def exchanged(parts: torch.Tensor) -> torch.Tensor:
-    """All-to-all: (N, ...) -> (N, ...); parts[j] goes to rank j, and result[j] comes from rank j."""
+    """All-to-all: (N, ...) -> (N, ...); parts[j] goes to rank j, result[j] comes from rank j."""
     received = torch.empty_like(parts, memory_format=torch.contiguous_format)
     dist.all_to_all_single(received, parts.contiguous())
     return received
@@ -632,10 +662,14 @@ class AllToAll(torch.autograd.Function):
 
 
 def sequence_to_heads(x: torch.Tensor) -> torch.Tensor:
-    """(batch, heads, local, d): a part of the sequence -> (batch, heads / N, seq, d): a part of the heads."""
-    parts = x.unflatten(1, (dist.get_world_size(), -1)).movedim(1, 0)  # (N, batch, heads / N, local, d): row j goes to rank j
-    received = AllToAll.apply(parts)  # (N, batch, heads / N, local, d): row j is the j-th part of the sequence
-    return received.permute(1, 2, 0, 3, 4).flatten(2, 3)  # the parts in their order, in front of their tokens
+    """(batch, heads, local, d): a part of the sequence
+    -> (batch, heads / N, seq, d): a part of the heads."""
+    # Both are (N, batch, heads / N, local, d). Row j of parts goes to rank j; row j of received
+    # is the j-th part of the sequence.
+    parts = x.unflatten(1, (dist.get_world_size(), -1)).movedim(1, 0)
+    received = AllToAll.apply(parts)
+    # The parts in their order, in front of their tokens:
+    return received.permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
 def heads_to_sequence(x: torch.Tensor) -> torch.Tensor:
@@ -647,7 +681,7 @@ def heads_to_sequence(x: torch.Tensor) -> torch.Tensor:
 
 
 def ulysses_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Causal attention of this rank's queries to the keys of all ranks, (batch, heads, local, d)."""
+    """Causal attention of this rank's queries to all keys, (batch, heads, local, d)."""
     ### BEGIN SOLUTION
     q, k, v = (sequence_to_heads(tensor) for tensor in (q, k, v))
     return heads_to_sequence(F.scaled_dot_product_attention(q, k, v, is_causal=True))
@@ -698,8 +732,11 @@ print(compared(sent_guess, {form: nbytes / (4 * run[0]) for form, nbytes in sent
 # %% id="show_enough_tokens" tags=["demo"]
 for name in ("llama-3.2-3b", "llama-3.1-70b"):
     config = model_config(name)
-    enough = {link: 2 * 400e12 / bandwidth * config.num_kv_heads / config.num_heads for link, bandwidth in (("NVLink, 450 GB/s", 450e9), ("network, 50 GB/s", 50e9))}
-    print(f"{name:13} " + ", ".join(f"{link}: from {tokens:,.0f} tokens a rank on" for link, tokens in enough.items()))
+    enough = []
+    for link, bandwidth in (("NVLink, 450 GB/s", 450e9), ("network, 50 GB/s", 50e9)):
+        tokens = 2 * 400e12 / bandwidth * config.num_kv_heads / config.num_heads
+        enough.append(f"{link}: from {tokens:,.0f} tokens a rank on")
+    print(f"{name:13} " + ", ".join(enough))
 
 # %% [markdown] id="combined_text"
 # Both forms are combined: Ulysses inside a node, where links are fast, and the ring between nodes (`ContextKind.COMBINED` in `dlo_lib.parallel.context`).
@@ -853,7 +890,9 @@ class PyTorchRing(torch.autograd.Function):
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         where = PyTorchRing.options(ctx.balanced)
         saved = ctx.saved_tensors
-        return *pytorch_ring_backward(*where, kernel, grad, "grad_out", *saved, is_causal=True, dropout_p=0.0), None
+        options = {"is_causal": True, "dropout_p": 0.0}
+        grads = pytorch_ring_backward(*where, kernel, grad, "grad_out", *saved, **options)
+        return *grads, None
 
 
 def with_pytorch(q, k, v, positions):
@@ -878,8 +917,13 @@ def seconds_of(form: str, length: int, repeats: int) -> float:
     world = dist.get_world_size()
     q, k, v = (torch.randn(1, 4, length // world, 32, requires_grad=True) for _ in range(3))
     positions = zigzag(length, world)
-    context = ContextParallel(dist.group.WORLD, ContextKind.RING.layout(world, SequencePlacement.ZIGZAG))
-    attention = {"yours": ring_attention, "PyTorch": with_pytorch, "dlo_lib": lambda q, k, v, _: context.attend(q, k, v, is_causal=True)}
+    layout = ContextKind.RING.layout(world, SequencePlacement.ZIGZAG)
+    context = ContextParallel(dist.group.WORLD, layout)
+    attention = {
+        "yours": ring_attention,
+        "PyTorch": with_pytorch,
+        "dlo_lib": lambda q, k, v, _: context.attend(q, k, v, is_causal=True),
+    }
     times = []
     for _ in range(repeats + 1):
         dist.barrier()
@@ -889,11 +933,13 @@ def seconds_of(form: str, length: int, repeats: int) -> float:
     return min(times[1:])
 
 
-yours = (block_attention, merge, visible, ring_forward, block_backward, ring_backward, RingAttention.forward, RingAttention.backward, ring_attention)
+yours = (block_attention, merge, visible, ring_forward, block_backward, ring_backward)
+yours += (RingAttention.forward, RingAttention.backward, ring_attention)
 forms = []
 for form, lines in (("yours", lines_of(*yours)), ("PyTorch", 4), ("dlo_lib", 1)):
     ran = run_ranks(seconds_of, 2, form, LENGTH, REPEATS, trace=True)
-    sent = sum(call.payload_bytes for call in ran.trace.calls(0) if call.kind in (Kind.SEND, Kind.ALL_TO_ALL))
+    kinds = (Kind.SEND, Kind.ALL_TO_ALL)
+    sent = sum(call.payload_bytes for call in ran.trace.calls(0) if call.kind in kinds)
     forms.append(Form(form, lines, max(ran), sent / (1 + REPEATS)))
 print(table(forms, measured="forward and backward"))
 
