@@ -96,7 +96,8 @@ figures.layer([[0, 2], [2, 1], [0, 1], [2, 3], [2, 0]], num_experts=4)
 
 # %% nbgrader={"grade_id": "route", "solution": true}
 def route(x: torch.Tensor, weight: torch.Tensor, k: int, bias: torch.Tensor | None = None):
-    """x (T, h), weight (E, h), bias (E) or None -> experts (T, k) int64, weights (T, k), probabilities (T, E)."""
+    """x (T, h), weight (E, h), bias (E) or None
+    -> experts (T, k) int64, weights (T, k), probabilities (T, E)."""
     ### BEGIN SOLUTION
     probabilities = F.linear(x, weight).softmax(-1)
     scores = probabilities if bias is None else probabilities + bias
@@ -165,7 +166,8 @@ def run_experts(
 
 
 def combine(rows: torch.Tensor, order: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """rows (R, h) of the choices order (R), weights (T, k) -> (T, h): the weighted sum of the rows of each token."""
+    """rows (R, h) of the choices order (R), weights (T, k)
+    -> (T, h): the weighted sum of the rows of each token."""
     ### BEGIN SOLUTION
     tokens, k = weights.shape
     weighted = rows * weights.flatten()[order].unsqueeze(-1)
@@ -218,7 +220,10 @@ lab.check("capacity")
 
 # %% id="given_moe"
 def moe(x, router, first, second, k: int, bias=None, factor: float | None = None) -> torch.Tensor:
-    """The whole layer in one process: x (T, h), router (E, h), first (E, h, f), second (E, f, h) -> (T, h)."""
+    """The whole layer in one process.
+
+    x (T, h), router (E, h), first (E, h, f), second (E, f, h) -> (T, h).
+    """
     experts, weights, _ = route(x, router, k, bias)
     order, counts = sort_choices(experts, len(router))
     if factor is not None:
@@ -288,7 +293,10 @@ figures.drops(factors, shares, drop_guess)
 def balance_loss(
     probabilities: torch.Tensor, experts: torch.Tensor, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """probabilities (T, E), experts (T, k) of this rank -> this rank's part of the loss; the mean over the ranks is the loss."""
+    """probabilities (T, E), experts (T, k) of this rank -> this rank's part of the loss.
+
+    The mean over the ranks is the loss.
+    """
     ### BEGIN SOLUTION
     num_experts = probabilities.shape[1]
     counts = experts.flatten().bincount(minlength=num_experts)
@@ -319,7 +327,8 @@ lab.check("balance")
 # 1 % of the choices in the last steps?
 
 # %% id="predict_idle" tags=["prediction"]
-idle_guess = {"no remedy": None, "balance loss": None, "balance bias": None}  # experts with less than 1 %
+# Experts with less than 1 %
+idle_guess = {"no remedy": None, "balance loss": None, "balance bias": None}
 
 # %% id="run_balance" tags=["demo"]
 from dlo_lib.launch import run_ranks
@@ -404,7 +413,8 @@ figures.exchange([[3, 1, 0, 2], [1, 2, 2, 1]])
 
 # %% nbgrader={"grade_id": "exchange", "solution": true}
 def exchange_counts(counts: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """counts (E) int64 of this rank's rows -> (t, E / t) int64: the rows from each rank for each expert of this rank."""
+    """counts (E) int64 of this rank's rows
+    -> (t, E / t) int64: the rows from each rank for each expert of this rank."""
     ### BEGIN SOLUTION
     received = torch.empty_like(counts)
     dist.all_to_all_single(received, counts, group=group)
@@ -457,7 +467,8 @@ lab.check("exchange")
 def expert_parallel(
     x, router, first, second, k: int, group: dist.ProcessGroup | None = None, bias=None
 ) -> torch.Tensor:
-    """x (T, h) of this rank, router (E, h), first (E / t, h, f) and second (E / t, f, h) of this rank -> (T, h)."""
+    """x (T, h) of this rank, router (E, h), first (E / t, h, f) and second (E / t, f, h)
+    of this rank -> (T, h)."""
     ### BEGIN SOLUTION
     experts, weights, _ = route(x, router, k, bias)
     order, counts = sort_choices(experts, len(router))
@@ -560,7 +571,8 @@ def make_groups(ep: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     rank, world = dist.get_rank(), dist.get_world_size()
     rows = [list(range(start, start + ep)) for start in range(0, world, ep)]
     columns = [list(range(column, world, ep)) for column in range(ep)]
-    groups = {tuple(ranks): dist.new_group(ranks) for ranks in rows + columns}  # all ranks make every group
+    # All ranks make every group.
+    groups = {tuple(ranks): dist.new_group(ranks) for ranks in rows + columns}
     return groups[tuple(rows[rank // ep])], groups[tuple(columns[rank % ep])]
 
 
@@ -641,7 +653,10 @@ print(f"here, t = 2: {1e3 * max(seconds):.1f} ms")
 def padded_expert_parallel(
     x, router, first, second, k: int, capacity: int, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """As expert_parallel, with at most `capacity` rows of this rank for each expert, in buffers of a fixed shape."""
+    """As expert_parallel, in buffers of a fixed shape.
+
+    They have at most `capacity` rows of this rank for each expert.
+    """
     ### BEGIN SOLUTION
     experts, weights, _ = route(x, router, k)
     order, counts = sort_choices(experts, len(router))
@@ -680,7 +695,8 @@ def with_grouped_mm(x, router, first, second, k: int, group=None, bias=None):
     received = exchange_counts(counts, group)
     send, receive = counts.view(len(received), -1).sum(1).tolist(), received.sum(1).tolist()
     rows = all_to_all_single_autograd(x[order // k], receive, send, group)
-    own = torch.arange(len(first), device=received.device).repeat(len(received)).repeat_interleave(received.flatten())
+    experts = torch.arange(len(first), device=received.device).repeat(len(received))
+    own = experts.repeat_interleave(received.flatten())
     by_expert = own.argsort(stable=True)
     ends = received.sum(0).cumsum(0).int()
     inner = F.silu(grouped_mm(rows[by_expert], first, offs=ends))
@@ -715,11 +731,15 @@ def layer_of(form: str):
 
 both = route, sort_choices, exchange_counts, combine  # grouped_mm uses them too
 yours = lines_of(*both, expert, run_experts, AllToAll.forward, AllToAll.backward, expert_parallel)
-FORMS = {"yours": yours, "grouped_mm": lines_of(*both, with_grouped_mm), "dlo_lib": lines_of("parallelize_experts(layer)")}
+FORMS = {
+    "yours": yours,
+    "grouped_mm": lines_of(*both, with_grouped_mm),
+    "dlo_lib": lines_of("parallelize_experts(layer)"),
+}
 
 
 def measured(repeats: int) -> list[tuple[float, int]]:
-    """The shortest step of each form, in turns, and the bytes of this rank's experts and their gradients."""
+    """The shortest step of each form, in turns, and the bytes of its experts and gradients."""
     torch.set_num_threads(1)
     torch.manual_seed(dist.get_rank())
     layers, x = [layer_of(form) for form in FORMS], torch.randn(TOKENS, WIDTH)
@@ -730,13 +750,17 @@ def measured(repeats: int) -> list[tuple[float, int]]:
             began = time.perf_counter()
             call(x).sum().backward()
             own.append(time.perf_counter() - began)
-    return [(min(own[1:]), sum(each.nbytes + each.grad.nbytes for each in held)) for own, (_, held) in zip(times, layers)]
+    memory = [sum(each.nbytes + each.grad.nbytes for each in held) for _, held in layers]
+    return [(min(own[1:]), nbytes) for own, nbytes in zip(times, memory)]
 
 
 run = run_ranks(measured, 2, REPEATS, trace=True)
 passed = [0]  # before the first barrier, then between two of them: a step
 for call in run.trace.calls(0):
-    passed.append(0) if call.kind is Kind.BARRIER else passed.append(passed.pop() + call.payload_bytes)
+    if call.kind is Kind.BARRIER:
+        passed.append(0)
+    else:
+        passed[-1] += call.payload_bytes
 forms = []
 for place, (name, lines) in enumerate(FORMS.items()):
     seconds, memory = (max(column) for column in zip(*(each[place] for each in run)))
