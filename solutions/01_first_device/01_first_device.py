@@ -179,11 +179,11 @@ figures.ratio_bars(ratios, predicted_times)
 # **Core · 8 min · ●●○**
 #
 # A floating-point number has a sign bit, `e` **exponent bits** and `m` **mantissa bits**. Its value is
-# ± 1.mantissa × 2^(field − bias), where the field is the integer in the exponent bits and bias = 2^(e − 1) − 1. Two
+# $\pm 1.\mathrm{mantissa} \times 2^{\mathrm{field} - \mathrm{bias}}$, where the field is the integer in the exponent bits and $\mathrm{bias} = 2^{e - 1} - 1$. Two
 # values of the field are special:
 #
 # - all bits 1: infinity and NaN, so the largest finite number has the next smaller field;
-# - all bits 0: **subnormal** numbers, 0.mantissa × 2^(1 − bias). They fill the gap to 0, and they have fewer
+# - all bits 0: **subnormal** numbers, $0.\mathrm{mantissa} \times 2^{1 - \mathrm{bias}}$. They fill the gap to 0, and they have fewer
 #   significant bits.
 #
 # Compute four limits from the two numbers of bits: the `largest` finite number, the `smallest_normal` positive number,
@@ -231,7 +231,7 @@ for name in ("fp32", "tf32", "fp16", "bf16", "e5m2"):
 # **Predict.** The next cell computes the gradients of the activations of the ResNet after some steps of training. Each is
 # a mean over all pixels and micro-batches, so it is small in a large run. The cell divides by 1024: that is the size for
 # images with 16 times as many pixels as these digits and 64 micro-batches in a step. Which share, **in percent**, of those that are not
-# 0 becomes 0 in fp16, without scaling, and if the loss was multiplied by 2^16 before `backward`?
+# 0 becomes 0 in fp16, without scaling, and if the loss was multiplied by $2^{16}$ before `backward`?
 
 # %% id="predict_lost" tags=["prediction"]
 predicted_lost = {"scale 1": None, "scale 65536": None}
@@ -401,7 +401,7 @@ lab.check("scaler")
 # the activations to fp16 between the blocks of the ResNet, where fp16 loses them; on a GPU this is what happens inside
 # of autocast. Two runs without scaling divide the loss by 1024, as above, and by 65536; your scaler gets the harder case.
 #
-# **Predict.** The scale starts at 2^48 and doubles after 10 good steps. How many steps are skipped at the start, before
+# **Predict.** The scale starts at $2^{48}$ and doubles after 10 good steps. How many steps are skipped at the start, before
 # the first good one?
 
 # %% id="predict_scale" tags=["prediction"]
@@ -569,7 +569,7 @@ for seed in range(3):
 #
 # With autocast the weights are fp32 and each forward casts them. A large model may store its weights in 16 bits
 # instead. Then a second limit of the format hurts: the **resolution**. The distance between bf16 numbers just above 1 is
-# 2^−7 ≈ 0.008. An update of 0.001 is rounded away, in every step, and the weight never moves.
+# $2^{-7} \approx 0.008$. An update of 0.001 is rounded away, in every step, and the weight never moves.
 #
 # The remedy: an fp32 copy of each weight, the **master weight**, collects the updates, and the 16-bit weight is its
 # rounded value. Write the step of plain gradient descent: for each weight that has a gradient, convert the gradient to
@@ -740,7 +740,7 @@ lab.check("line")
 #   (**bisection**). Never try more than `limit`, the number of samples that there are. Return 0 if not even one sample
 #   fits.
 #
-# A search by bisection needs at most 2 · log₂(limit) + 2 tries.
+# A search by bisection needs at most $2 \log_2(\mathrm{limit}) + 2$ tries.
 
 # %% nbgrader={"grade_id": "search", "solution": true}
 def fits(run, batch: int) -> bool:

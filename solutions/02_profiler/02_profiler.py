@@ -783,7 +783,7 @@ show_tracks() if every_thread is not None else None
 #
 # **Core · 8 min · ●●○**
 #
-# The program is faster. Is it fast? Count its arithmetic. A product of matrices (m × k) and (k × n) takes 2·m·k·n FLOPs. A linear layer has three products in a training step: the output; in backward the gradient of its weight; and the gradient of its
+# The program is faster. Is it fast? Count its arithmetic. A product of matrices $(m \times k)$ and $(k \times n)$ takes $2\,m\,k\,n$ FLOPs. A linear layer has three products in a training step: the output; in backward the gradient of its weight; and the gradient of its
 # input. All three have the same three sizes. The first layer does not need the last one: no one asks for the gradient of the images.
 #
 # - `step_flops(sizes, batch)`: the FLOPs of the matrix products of a training step of linear layers `sizes[0]` → `sizes[1]` → … for a batch.
@@ -840,7 +840,7 @@ print(f"measured ceilings: {ceilings.flops / 1e9:.0f} GFLOP/s, {ceilings.bandwid
 #
 # **Core · 5 min · ●○○**
 #
-# Not every operator can reach the peak. Before it can compute, its data must come from memory. Its **arithmetic intensity** is FLOPs divided by bytes moved, and it reaches at most *intensity × bandwidth*, and at most the peak.
+# Not every operator can reach the peak. Before it can compute, its data must come from memory. Its **arithmetic intensity** is FLOPs divided by bytes moved, and it reaches at most $\mathrm{intensity} \times \mathrm{bandwidth}$, and at most the peak.
 #
 # `attainable(flops, nbytes, peak, bandwidth)` returns the FLOP/s that an operator can reach at best.
 

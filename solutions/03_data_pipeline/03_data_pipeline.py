@@ -174,11 +174,11 @@ figures.waiting(waits, steps)
 #
 # **Core · 4 min · ●○○**
 #
-# With `num_workers=W`, W processes load batches while the model computes. Each worker loads whole batches, so W batches are in preparation at the same time.
-# Let L be the seconds that one process needs for a batch, and S the seconds of a step.
+# With `num_workers=W`, $W$ processes load batches while the model computes. Each worker loads whole batches, so $W$ batches are in preparation at the same time.
+# Let $L$ be the seconds that one process needs for a batch, and $S$ the seconds of a step.
 #
 # - `steady_step(load, step, workers)`: the seconds from one step to the next, after the start. Without workers, loading and computing alternate. With
-#   workers both run at the same time, a batch leaves the workers every L/W seconds, and the slower one of the two decides.
+#   workers both run at the same time, a batch leaves the workers every $L/W$ seconds, and the slower one of the two decides.
 # - `fewest_workers(load, step)`: the smallest number of workers, at least 1 (also if `load` is 0), with which the model does not wait. A rate that is just enough is enough.
 
 # %% nbgrader={"grade_id": "steady", "solution": true}
@@ -244,7 +244,7 @@ formula = {
 figures.throughput(speeds, formula, predicted_speed, CORES)
 
 # %% [markdown] id="workers_after"
-# The formula assumes that W workers are W times as fast as one. This holds while they **wait**: many requests are under way at the same time. Workers that
+# The formula assumes that $W$ workers are $W$ times as fast as one. This holds while they **wait**: many requests are under way at the same time. Workers that
 # **compute** share the cores: beyond the number of cores (or below it, if other programs run) more workers bring nothing, and each costs memory. So the formula gives a first
 # number, and a measurement decides. How many cores a GPU has differs much between the partitions of Jean Zay, from 3 to 24:
 
@@ -469,7 +469,7 @@ print(f"files opened in an epoch: {len(FILES)} without shards, {len(files) + 3} 
 #
 # $$\tilde x_i = \lambda_i\, x_i + (1 - \lambda_i)\, x_{p(i)}, \qquad \tilde y_i = \lambda_i\, \text{onehot}(y_i) + (1 - \lambda_i)\, \text{onehot}(y_{p(i)})$$
 #
-# Many implementations use one λ for a whole batch. With one λ for each image the gradient has less noise, and on the batch it costs the same. Write both functions **without a loop over the images**.
+# Many implementations use one $\lambda$ for a whole batch. With one $\lambda$ for each image the gradient has less noise, and on the batch it costs the same. Write both functions **without a loop over the images**.
 # The check counts the operations on tensors: their number must not grow with the batch.
 #
 # - `soft_targets(labels, partner, share, classes)`: the labels as probabilities, (batch, classes), in the dtype of `share`. Each row adds up to 1, also if an image and its partner are of one class. `F.cross_entropy` accepts them.
@@ -508,13 +508,13 @@ lab.check("mixup")
 #
 # **Core · 11 min · ●●●**
 #
-# **CutMix** replaces a rectangle of each image by the same rectangle of its partner. The rectangle has the share 1 − λ of the area and a random centre. `centres` (B, 2) holds
+# **CutMix** replaces a rectangle of each image by the same rectangle of its partner. The rectangle has the share $1 - \lambda$ of the area and a random centre. `centres` (B, 2) holds
 # the centre of each image as (y, x), as fractions of the height and the width. Along each axis, with `size` pixels:
 #
 # $$\text{first} = \text{round}\left(c \cdot \text{size} - \frac{1}{2} \sqrt{1 - \lambda}\cdot \text{size}\right), \qquad \text{last} = \text{round}\left(c \cdot \text{size} + \frac{1}{2} \sqrt{1 - \lambda}\cdot \text{size}\right)$$
 #
-# The edges are rounded to the nearest pixel (`torch.round`; `.int()` and `torch.floor` round down). The box has the pixels from `first` to `last − 1`, as far as they lie in the image. The border cuts it off, so it is often **smaller than 1 − λ**. The weight of the own label is the share of the
-# pixels that the image really keeps, not λ.
+# The edges are rounded to the nearest pixel (`torch.round`; `.int()` and `torch.floor` round down). The box has the pixels from `first` to `last - 1`, as far as they lie in the image. The border cuts it off, so it is often **smaller than** $1 - \lambda$. The weight of the own label is the share of the
+# pixels that the image really keeps, not $\lambda$.
 #
 # Each image has its own box, and slices cannot differ from image to image. Compare positions instead: `torch.arange(size)` against `first[:, None]` gives one row of True and False for each
 # image. The rows of both axes give a mask (B, H, W), and `torch.where` chooses. (No index with a mask: the size of its result depends on the values, and a GPU would have to wait for it.)
@@ -711,17 +711,17 @@ figures.rare(results, RARE)
 # **Core · 11 min · ●●○**
 #
 # Inputs with mean 0 and standard deviation 1 in every feature make the loss equally steep in all directions. The statistics come from the **training data only**, and from all of them; a data set that does not
-# fit into memory arrives in chunks, on several workers or ranks. So statistics must be *mergeable*. Keep three things for each part: the count n, the mean m, and M, the sum of the squared distances from the mean.
-# For two parts a and b, with d = m_b − m_a and n = n_a + n_b (Chan, Golub, LeVeque, 1979):
+# fit into memory arrives in chunks, on several workers or ranks. So statistics must be *mergeable*. Keep three things for each part: the count $n$, the mean $m$, and $M$, the sum of the squared distances from the mean.
+# For two parts $a$ and $b$, with $d = m_b - m_a$ and $n = n_a + n_b$ (Chan, Golub, LeVeque, 1979):
 #
 # $$m = m_a + d\,\frac{n_b}{n}, \qquad M = M_a + M_b + d^2\,\frac{n_a\,n_b}{n}$$
 #
-# The sum of the squares, minus n times the square of the mean, is the same number on paper. If the mean is large, both terms are nearly equal, and their difference loses all its digits.
+# The sum of the squares, minus $n$ times the square of the mean, is the same number on paper. If the mean is large, both terms are nearly equal, and their difference loses all its digits.
 #
 # - `statistics(chunk)`: chunk (rows, features) → `(n, m, M)`, an int and two tensors (features) in float64.
 # - `merged(a, b)`: the statistics of both parts together.
-# - `scaled(train_chunks, test)`: `test` (rows, features), scaled with the statistics of the **training** chunks: minus m, divided by s = √(M/n). A feature that is constant in
-#   the training data becomes 0; rounding may leave it an s of about 1e-16 |m|, so treat s ≤ 1e-10 |m| as constant. The result has the dtype of `test`.
+# - `scaled(train_chunks, test)`: `test` (rows, features), scaled with the statistics of the **training** chunks: minus $m$, divided by $s = \sqrt{M/n}$. A feature that is constant in
+#   the training data becomes 0; rounding may leave it an $s$ of about $10^{-16}\,|m|$, so treat $s \leq 10^{-10}\,|m|$ as constant. The result has the dtype of `test`.
 
 # %% nbgrader={"grade_id": "scaling", "solution": true}
 def statistics(chunk: torch.Tensor) -> tuple[int, torch.Tensor, torch.Tensor]:
@@ -807,7 +807,7 @@ print(f"statistics of the test set:     all together {accuracy_of(model, scaled(
 #
 # After some epochs a model learns the noise of its training data: the validation loss rises again. **Early stopping** ends the training when the validation loss has not improved for a while, and returns to the best weights.
 #
-# - A loss is *better* if it is below `best − min_delta`, where `best` is the last loss that was better (at first infinity). NaN is never better.
+# - A loss is *better* if it is below `best - min_delta`, where `best` is the last loss that was better (at first infinity). NaN is never better.
 # - `stops(loss)` is called after each epoch, with the validation loss. It returns True if the last `patience` losses, in a row, were not better, and False otherwise. If the loss is better, it keeps the weights of the model.
 # - `restore()` loads the weights that the model had at the last better loss. The model continues to train after `stops`, so keep a **copy**.
 
@@ -883,7 +883,7 @@ figures.stopping(curves, stopped)
 #
 # Write `ResumableOrder`, a batch sampler:
 #
-# - Iterating yields the batches of the current epoch, lists of indices, from the first batch that the training has not used yet. Each epoch has all indices from 0 to `size − 1` once, in an order that depends only on the seed and the number of the
+# - Iterating yields the batches of the current epoch, lists of indices, from the first batch that the training has not used yet. Each epoch has all indices from 0 to `size - 1` once, in an order that depends only on the seed and the number of the
 #   epoch, and that differs from epoch to epoch. `seed + epoch` is no seed for it: epoch 1 of seed 0 would have the order of epoch 0 of seed 1.
 # - The last batch may be smaller. The next iteration after a complete epoch is the next epoch.
 # - The order takes its random numbers from a separate `torch.Generator`, not from the global one (`torch.manual_seed`), from which the training draws too, for example in dropout.
@@ -987,7 +987,7 @@ figures.seen({name: np.bincount(before + indices, minlength=len(FILES)) for name
 # To give whole shards to workers is simple, and wasteful: with 6 shards for 4 workers, two of them read twice as much. Instead, line up the samples of all shards, and give each rank an equal part of the line, and each worker an equal part of that.
 #
 # `ranges(counts, rank, world, worker, workers)`: `counts[s]` samples are in shard s. A rank has `total // world` samples, from `rank` times this number on; the rest is dropped. Worker w has the samples from
-# `per_rank · w // workers` to `per_rank · (w + 1) // workers` of its rank. Return a list of `(shard, first, last)`: the samples `first` to `last − 1` of each shard that it reads, in order, without empty parts.
+# `per_rank * w // workers` to `per_rank * (w + 1) // workers` of its rank. Return a list of `(shard, first, last)`: the samples `first` to `last - 1` of each shard that it reads, in order, without empty parts.
 
 # %% nbgrader={"grade_id": "ranges", "solution": true}
 def ranges(
@@ -1114,7 +1114,7 @@ lab.check("scaling", instead={"statistics": library_statistics, "merged": librar
 lab.check("stopping", instead={"EarlyStopping": Stopping})
 
 # %% [markdown] id="same_loader_text"
-# And the whole pipeline in ten lines of PyTorch: weighted sampling, and mixup on the collated batch. (`torchvision.transforms.v2` has `MixUp`, `CutMix` and `RandAugment` ready; its mixup draws one λ for a batch.)
+# And the whole pipeline in ten lines of PyTorch: weighted sampling, and mixup on the collated batch. (`torchvision.transforms.v2` has `MixUp`, `CutMix` and `RandAugment` ready; its mixup draws one $\lambda$ for a batch.)
 # For the position in the epoch, `torchdata.stateful_dataloader.StatefulDataLoader` is a `DataLoader` with `state_dict()` and `load_state_dict()`, which counts what the training has received and not what its workers have prefetched.
 
 # %% id="same_loader" tags=["demo"]

@@ -261,7 +261,7 @@ for name, (function, args) in examples.items():
 #
 # You can compute both sides of a branch and select one: this costs only a few operations in registers. A side that
 # is not selected may be infinite: for a gradient of zeros, `limit / norm` is. It must not reach the result, because
-# 0 · inf and 0 / 0 are NaN.
+# $0 \cdot \infty$ and $0 / 0$ are NaN.
 
 # %% nbgrader={"grade_id": "clip", "solution": true}
 def clip(gradient: Tensor, limit: Tensor) -> Tensor:
@@ -903,7 +903,7 @@ lab.check("pad")
 # **Optional · 20 min · ●●●**
 #
 # Few buckets need much padding, many buckets much compilation. Each bucket costs `compile_seconds` once; a
-# sequence in bucket b costs `b · token_seconds`. You know the number of sequences of each length.
+# sequence in bucket $b$ costs `b * token_seconds`. You know the number of sequences of each length.
 #
 # Choose the buckets with the least **sum of both** costs. There may be hundreds of lengths, too many to try
 # all choices.
