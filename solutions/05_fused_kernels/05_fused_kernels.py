@@ -83,7 +83,7 @@ print(f"chain {1e3 * seconds['chain']:.1f} ms, one kernel {1e3 * seconds['one ke
 # say, because each operation also allocates its result, and the system has to provide and clear new pages of memory.
 #
 # Is memory the limit? The **arithmetic intensity** of an operation is its number of floating-point operations for each byte that it moves. A device
-# that computes F operations in a second and moves B bytes reaches at most min(F, intensity · B): the *roofline*. The next cell measures both
+# that computes $F$ operations in a second and moves $B$ bytes reaches at most $\min(F, \mathrm{intensity} \cdot B)$: the *roofline*. The next cell measures both
 # ceilings of this machine, and places the chain, the single kernel and a matrix product below them. A ceiling is the best value of all measurements of
 # the cell: a shared machine is slower for a while, and a tensor that stays in the cache moves faster than one that does not.
 
@@ -126,7 +126,7 @@ figures.roofline(ceilings, operations)
 figures.programs(n=22, block=8)
 
 # %% [markdown] id="example_text"
-# A kernel and its launch. `triton.cdiv(n, BLOCK)` is n / BLOCK, rounded up; inside a kernel it is `tl.cdiv`. In the interpreter a launch returns
+# A kernel and its launch. `triton.cdiv(n, BLOCK)` is $n / \mathrm{BLOCK}$, rounded up; inside a kernel it is `tl.cdiv`. In the interpreter a launch returns
 # what it moved. The last line prints what a kernel can use, `tl.__doc__`.
 
 # %% id="given_double"
@@ -145,7 +145,10 @@ out = torch.empty_like(x)
 print(double_kernel[(triton.cdiv(1000, 64),)](x, out, 1000, BLOCK=64))
 print("right:", torch.equal(out, 2 * x))
 if not triton.has_triton():
-    print("Triton is not installed here; on a machine with a GPU install it by: pip install 'dlo-lib[kernels]'. The interpreter runs without it.")
+    print(
+        "Triton is not installed here; on a machine with a GPU install it by: "
+        "pip install 'dlo-lib[kernels]'. The interpreter runs without it."
+    )
 print("\n" + tl.__doc__)
 
 # %% [markdown] id="add_text"
@@ -153,7 +156,7 @@ print("\n" + tl.__doc__)
 #
 # **Core · 5 min · ●○○**
 #
-# Write `add_kernel`: out = x + y, for any number n of elements. Each element of x and y is read once.
+# Write `add_kernel`: `out = x + y`, for any number $n$ of elements. Each element of `x` and `y` is read once.
 
 # %% nbgrader={"grade_id": "add", "solution": true}
 @triton.jit
@@ -208,15 +211,20 @@ lab.check("softmax")
 
 # %% [markdown] id="softmax_after"
 # The log-sum-exp of a row is about as large as its maximum, and float32 has 24 bits: near 60,000 its neighbours are 0.004 apart. This error of rounding stands in
-# the exponent of `exp(x - lse)`, so it is the relative error of each probability. The differences x - max are exact there. The table has the largest relative error of both
+# the exponent of `exp(x - lse)`, so it is the relative error of each probability. The differences $x - \max x$ are exact there. The table has the largest relative error of both
 # forms, for rows of 32 numbers around a level.
 
 # %% id="show_softmax_forms" tags=["demo"]
 for level in (1.0, 1e3, 6e4, 1e30):
     x = torch.randn(1000, 32, generator=torch.Generator().manual_seed(0)) + level
     exact = torch.softmax(x.double(), 1)
-    forms = {"exp(x - max) / sum": torch.softmax(x, 1), "exp(x - lse)": torch.exp(x - x.logsumexp(1, keepdim=True))}
-    print(f"around {level:7.0e}:", ",  ".join(f"{name} {((form - exact).abs() / exact).max():.0e}" for name, form in forms.items()))
+    forms = {
+        "exp(x - max) / sum": torch.softmax(x, 1),
+        "exp(x - lse)": torch.exp(x - x.logsumexp(1, keepdim=True)),
+    }
+    errors = {name: ((form - exact).abs() / exact).max() for name, form in forms.items()}
+    shown = ",  ".join(f"{name} {error:.0e}" for name, error in errors.items())
+    print(f"around {level:7.0e}:", shown)
 
 # %% [markdown] id="norm_text"
 # ## 3 · RMSNorm, forward
@@ -249,7 +257,7 @@ lab.check("norm")
 # %% [markdown] id="norm_backward_text"
 # ## 4 · RMSNorm, backward
 #
-# With x̂ = x · rstd and the gradient g of y:
+# With $\hat{x} = x \cdot \mathrm{rstd}$ and the gradient $g$ of $y$:
 #
 # $$dx = \mathrm{rstd} \cdot \left(w g - \hat{x} \cdot \mathrm{mean}(w g \hat{x})\right), \qquad dw = \sum_{\mathrm{rows}} g \hat{x}$$
 #
@@ -258,8 +266,8 @@ lab.check("norm")
 #
 # **Core · 12 min · ●●●**
 #
-# Write `rms_norm_backward_kernel`. Program i has the rows from i · ROWS on, at most ROWS of them and none after the last one: a loop,
-# `for row in range(first, end)`. It writes dx of each row, and row i of `dw_ptr`. g and x are read once. (`tl.minimum(a, b)` is the smaller of two numbers.
+# Write `rms_norm_backward_kernel`. Program $i$ has the rows from `i * ROWS` on, at most ROWS of them and none after the last one: a loop,
+# `for row in range(first, end)`. It writes dx of each row, and row $i$ of `dw_ptr`. $g$ and $x$ are read once. (`tl.minimum(a, b)` is the smaller of two numbers.
 # A variable that a loop changes keeps its shape and dtype: `tl.zeros((BLOCK,), tl.float32)` before it.)
 
 # %% nbgrader={"grade_id": "norm_backward", "solution": true}
@@ -314,7 +322,8 @@ class RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w, eps):
         y, rstd = torch.empty_like(x), torch.empty(len(x), dtype=torch.float32, device=x.device)
-        rms_norm_kernel[(len(x),)](x, w, y, rstd, x.shape[1], eps, BLOCK=triton.next_power_of_2(x.shape[1]))
+        block = triton.next_power_of_2(x.shape[1])
+        rms_norm_kernel[(len(x),)](x, w, y, rstd, x.shape[1], eps, BLOCK=block)
         ctx.save_for_backward(x, w, rstd)
         return y
 
@@ -322,17 +331,18 @@ class RMSNorm(torch.autograd.Function):
     def backward(ctx, grad):
         x, w, rstd = ctx.saved_tensors
         rows, columns = x.shape
-        each = triton.cdiv(rows, 8)
-        dx, dw = torch.empty_like(x), torch.empty(triton.cdiv(rows, each), columns, dtype=torch.float32, device=x.device)
+        each, block = triton.cdiv(rows, 8), triton.next_power_of_2(columns)
+        dx = torch.empty_like(x)
+        dw = torch.empty(triton.cdiv(rows, each), columns, dtype=torch.float32, device=x.device)
         grid = (len(dw),)
         rms_norm_backward_kernel[grid](
-            grad.contiguous(), x, w, rstd, dx, dw, rows, columns, ROWS=each, BLOCK=triton.next_power_of_2(columns)
+            grad.contiguous(), x, w, rstd, dx, dw, rows, columns, ROWS=each, BLOCK=block
         )
         return dx, dw.sum(0).to(w.dtype), None
 
 
 def bytes_kept(function, *inputs) -> int:
-    """The bytes of all tensors that the forward of `function` keeps for backward, each counted once."""
+    """The bytes of all tensors that the forward of `function` keeps for backward, each once."""
     kept: dict[int, int] = {}
 
     def keep(tensor):
@@ -348,19 +358,21 @@ x, w = torch.randn(64, 200, requires_grad=True), torch.randn(200, requires_grad=
 loss = (RMSNorm.apply(x, w, 1e-5) ** 3).sum()
 got = torch.autograd.grad(loss, (x, w))
 want = torch.autograd.grad((norm_chain(x, w) ** 3).sum(), (x, w))
-print("largest difference of the gradients:", max(float((a - b).abs().max()) for a, b in zip(got, want)))
+largest = max(float((a - b).abs().max()) for a, b in zip(got, want))
+print("largest difference of the gradients:", largest)
 for name, function in (("chain", norm_chain), ("yours", lambda x, w: RMSNorm.apply(x, w, 1e-5))):
-    print(f"{name}: keeps {bytes_kept(function, x, w) / x.nbytes:.2f} times the bytes of x for backward")
+    kept = bytes_kept(function, x, w) / x.nbytes
+    print(f"{name}: keeps {kept:.2f} times the bytes of x for backward")
 
 # %% [markdown] id="loss_text"
 # ## 5 · Cross-entropy, block by block
 #
 # The row of logits of Llama 3 has 128,256 numbers, too many for one block. So a program reads it block after block. The maximum of the row is not
-# known before the end. The **online softmax** keeps the maximum m *so far*, and the sum l of exp(x - m) *so far*. For each new block of x:
+# known before the end. The **online softmax** keeps the maximum $m$ *so far*, and the sum $l$ of $e^{x - m}$ *so far*. For each new block of $x$:
 #
 # $$m' = \max(m, \max x), \qquad l' = l \cdot e^{m - m'} + \sum e^{x - m'}$$
 #
-# When the maximum grows, the old sum is rescaled. At the end, lse = m + log l is the log-sum-exp of the row. The loss is lse - x[target].
+# When the maximum grows, the old sum is rescaled. At the end, $\mathrm{lse} = m + \log l$ is the log-sum-exp of the row. The loss is `lse - x[target]`.
 
 # %% id="show_online" tags=["demo"]
 figures.online([1.0, 3.0, 2.0, 5.0, 4.0, 4.5, 9.0, 6.0], block=2)
@@ -400,7 +412,7 @@ lab.check("loss")
 #
 # **Core · 6 min · ●●○**
 #
-# The gradient of the logits is grad · (softmax(x) - 1 at the target). The softmax need not be kept: with lse it is exp(x - lse), element by element. And
+# The gradient of the logits is $\mathrm{grad} \cdot (\mathrm{softmax}(x) - \mathrm{onehot}(\mathrm{target}))$. The softmax need not be kept: with lse it is $e^{x - \mathrm{lse}}$, element by element. And
 # nothing else needs the logits after backward. So write the gradient **over them**: no tensor of their size is allocated at all.
 #
 # Write `loss_backward_kernel`. Program i has row i, `grad_ptr` has one number for each row. Each logit is read once and written once.
@@ -496,14 +508,15 @@ def as_tf32(x: torch.Tensor) -> torch.Tensor:
 a, b = (torch.randn(64, 64, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
 exact = a.double() @ b.double()
 for name, product in {"float32": a @ b, "TF32": as_tf32(a) @ as_tf32(b)}.items():
-    print(f"{name}: relative error of the product {float((product - exact).norm() / exact.norm()):.0e}")
+    error = float((product - exact).norm() / exact.norm())
+    print(f"{name}: relative error of the product {error:.0e}")
 half = a.half()
 print("fp16 is unchanged by TF32:", torch.equal(as_tf32(half.float()), half.float()))
 
 # %% [markdown] id="linear_loss_exercise"
 # **Core · 16 min · ●●●**
 #
-# Write `linear_loss_kernel`: loss and lse of the logits x Wᵀ. Program i has the rows from i · BLOCK_M on. It loops over blocks of BLOCK_V words, and inside
+# Write `linear_loss_kernel`: loss and lse of the logits $x W^T$. Program $i$ has the rows from `i * BLOCK_M` on. It loops over blocks of BLOCK_V words, and inside
 # of it over blocks of BLOCK_K columns, whose products it adds up. The first lines are given.
 #
 # - Offsets of a tile: `row[:, None] * hidden + column[None, :]`. `tl.trans` transposes a tile.
@@ -516,9 +529,10 @@ print("fp16 is unchanged by TF32:", torch.equal(as_tf32(half.float()), half.floa
 # %% nbgrader={"grade_id": "linear_loss", "solution": true}
 @triton.jit
 def linear_loss_kernel(
-    x_ptr, w_ptr, targets_ptr, loss_ptr, lse_ptr, rows, hidden, vocab, BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr
-):
-    """loss (rows) and lse (rows) of the logits of x (rows, hidden) and W (vocab, hidden), contiguous."""
+    x_ptr, w_ptr, targets_ptr, loss_ptr, lse_ptr, rows, hidden, vocab,
+    BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """loss and lse (rows) of the logits of x (rows, hidden) and W (vocab, hidden), contiguous."""
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = row < rows
     target = tl.load(targets_ptr + row, mask=inside, other=0)
@@ -557,10 +571,13 @@ written, eager = {}, {}
 for vocab in (64, 128, 256, 512):
     x, w, targets = torch.randn(32, 64), torch.randn(vocab, 64), torch.zeros(32, dtype=torch.int64)
     loss, lse = torch.empty(32), torch.empty(32)
-    traffic = linear_loss_kernel[(2,)](x, w, targets, loss, lse, 32, 64, vocab, BLOCK_M=16, BLOCK_V=32, BLOCK_K=16)
+    traffic = linear_loss_kernel[(2,)](
+        x, w, targets, loss, lse, 32, 64, vocab, BLOCK_M=16, BLOCK_V=32, BLOCK_K=16
+    )
     if traffic is not None:
         written[vocab] = sum(traffic.written.values())
-        eager[vocab] = (x @ w.T).nbytes * 2 + loss.nbytes  # the logits, their log-softmax, the losses
+        # the logits, their log-softmax, the losses
+        eager[vocab] = (x @ w.T).nbytes * 2 + loss.nbytes
 figures.written(written, eager)
 
 # %% [markdown] id="attention_text"
@@ -572,7 +589,7 @@ figures.written(written, eager)
 #
 # $$m' = \max(m, \max s), \qquad l' = l \cdot e^{m - m'} + \sum e^{s - m'}, \qquad acc' = acc \cdot e^{m - m'} + e^{s - m'} v$$
 #
-# At the end o = acc / l, and lse = m + log l, which backward needs. The figure shows the grid for 6 blocks of queries and of keys: a program has a row.
+# At the end $o = acc / l$, and $\mathrm{lse} = m + \log l$, which backward needs. The figure shows the grid for 6 blocks of queries and of keys: a program has a row.
 
 # %% id="show_tiles" tags=["demo"]
 from dlo_lib.labkit.explore import explore
@@ -587,12 +604,12 @@ explore(tiles, blocks=[4, 6, 8], causal=[True, False])
 # %% [markdown] id="attention_exercise"
 # **Core · 18 min · ●●●**
 #
-# Write `attention_kernel`. Program (i, h) has the queries from i · BLOCK_M on of head h: `tl.program_id(0)` and `tl.program_id(1)`. The lines that
+# Write `attention_kernel`. Program $(i, h)$ has the queries from `i * BLOCK_M` on of head $h$: `tl.program_id(0)` and `tl.program_id(1)`. The lines that
 # read the queries are given.
 #
 # - Query row r of head h begins at `h * q_head + r * q_row`. Query head h uses head h // group of k and v, whose row c begins at
 #   `(h // group) * kv_head + c * kv_row`. The D numbers of a row are neighbours. o (heads, queries, D) and lse (heads, queries) are contiguous.
-# - Keys after the end get the score -inf. If `CAUSAL`, query r sees only keys c ≤ r (`if CAUSAL:` is decided when the kernel is compiled), and blocks of keys
+# - Keys after the end get the score -inf. If `CAUSAL`, query r sees only keys $c \leq r$ (`if CAUSAL:` is decided when the kernel is compiled), and blocks of keys
 #   that no query of the program sees are not read.
 # - If there is no key at all (`keys` is 0), o is 0 and lse is -inf, without NaN.
 # - Inputs may be float16. `tl.dot` wants two tiles of one dtype, and gives float32: convert the weights with `.to(v.dtype)`, and keep acc, m and l in float32.
@@ -601,15 +618,21 @@ explore(tiles, blocks=[4, 6, 8], causal=[True, False])
 # %% nbgrader={"grade_id": "attention", "solution": true}
 @triton.jit
 def attention_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, q_head, q_row, kv_head, kv_row, queries, keys, group, scale,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr,
+    q_head, q_row, kv_head, kv_row, queries, keys, group, scale,
     CAUSAL: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """o (heads, queries, D) and lse (heads, queries) of q (heads, queries, D), k and v (heads / group, keys, D)."""
+    """o and lse (heads, queries) of q (heads, queries, D), k and v (heads / group, keys, D).
+
+    o has the shape of q.
+    """
     head = tl.program_id(1)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     d = tl.arange(0, D)
     inside = row < queries
-    q = tl.load(q_ptr + head * q_head + row[:, None] * q_row + d[None, :], mask=inside[:, None], other=0.0)
+    q = tl.load(
+        q_ptr + head * q_head + row[:, None] * q_row + d[None, :], mask=inside[:, None], other=0.0
+    )
     ### BEGIN SOLUTION
     largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -643,7 +666,7 @@ def attention_kernel(
 lab.check("attention")
 
 # %% [markdown] id="bytes_text"
-# **Predict, then measure.** One causal head with 256 tokens and D = 16 in fp32. How many KiB are written for it by your kernel, and how many by separate operations (q kᵀ, scale,
+# **Predict, then measure.** One causal head with 256 tokens and D = 16 in fp32. How many KiB are written for it by your kernel, and how many by separate operations ($q k^T$, scale,
 # mask, softmax, and the product with v)? Each of them writes its whole result.
 
 # %% id="predict_scores" tags=["prediction"]
@@ -683,12 +706,12 @@ print(f"operations a byte: yours {traffic.intensity:.1f}, separate {traffic.flop
 #
 # **Optional · 18 min · ●●●**
 #
-# Backward computes the weights again from lse, tile by tile: P = exp(scale · q kᵀ - lse). With the gradient dO of o, and delta = Σ dO · o of each query (one
+# Backward computes the weights again from lse, tile by tile: $P = e^{\mathrm{scale} \cdot q k^T - \mathrm{lse}}$. With the gradient $dO$ of $o$, and $\mathrm{delta} = \sum dO \cdot o$ of each query (one
 # number, computed before):
 #
 # $$dV = P^T dO, \qquad dP = dO\, v^T, \qquad dS = P \odot (dP - \mathrm{delta}), \qquad dK = \mathrm{scale} \cdot dS^T q$$
 #
-# Write `keys_backward_kernel` for causal attention with as many queries as keys. Program (i, h) has the *keys* from i · BLOCK_N on of head h. It loops over
+# Write `keys_backward_kernel` for causal attention with as many queries as keys. Program $(i, h)$ has the *keys* from `i * BLOCK_N` on of head $h$. It loops over
 # the blocks of queries that see one of them (the first is not always 0), and writes dK and dV. All tensors are contiguous float32. (dQ is a second kernel, whose programs have the
 # queries; one that wrote all three would need atomic additions.)
 
@@ -759,7 +782,8 @@ def standard_norm(x, w):
 
 
 def standard_attention(q, k, v):
-    return F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)  # the fused form takes four dimensions
+    # the fused form takes four dimensions
+    return F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)
 
 
 def timed(function, *inputs) -> float:
@@ -782,20 +806,31 @@ def your_attention(q, k, v):
     return flash(q, k, v, causal=True)[0]
 
 
-own_lines = lines_of(rms_norm_kernel.source, rms_norm_backward_kernel.source)
+def form_of(name, function, *inputs) -> Form:
+    """A form with its lines of code, its time and its memory."""
+    seconds, memory = timed(function, *inputs), bytes_kept(function, *inputs)
+    return Form(name, lines_of(function), seconds, memory=memory)
+
+
+norm_lines = lines_of(rms_norm_kernel.source, rms_norm_backward_kernel.source)
+norm_seconds = timed(your_norm, x, w) if GPU else None
+norm_bytes = x.nbytes + w.nbytes + 4 * ROWS  # x, w and rstd
 forms = [
-    Form("RMSNorm: separate operations", lines_of(norm_chain), timed(norm_chain, x, w), memory=bytes_kept(norm_chain, x, w)),
-    Form("RMSNorm: yours", own_lines, timed(your_norm, x, w) if GPU else None, memory=x.nbytes + w.nbytes + 4 * ROWS),
-    Form("RMSNorm: F.rms_norm", lines_of(standard_norm), timed(standard_norm, x, w), memory=bytes_kept(standard_norm, x, w)),
+    form_of("RMSNorm: separate operations", norm_chain, x, w),
+    Form("RMSNorm: yours", norm_lines, norm_seconds, memory=norm_bytes),
+    form_of("RMSNorm: F.rms_norm", standard_norm, x, w),
 ]
 if COMPILE:
     compiled = torch.compile(norm_chain)
-    forms.append(Form("RMSNorm: torch.compile", lines_of(norm_chain), timed(compiled, x, w), memory=bytes_kept(compiled, x, w)))
-kept = 4 * q.nbytes + 4 * heads * length  # q, k, v, o and lse
+    seconds, memory = timed(compiled, x, w), bytes_kept(compiled, x, w)
+    forms.append(Form("RMSNorm: torch.compile", lines_of(norm_chain), seconds, memory=memory))
+attention_lines = lines_of(attention_kernel.source)
+attention_seconds = timed(your_attention, q, k, v) if GPU else None
+attention_bytes = 4 * q.nbytes + 4 * heads * length  # q, k, v, o and lse
 forms += [
-    Form("attention: separate operations", lines_of(separate), timed(separate, q, k, v), memory=bytes_kept(separate, q, k, v)),
-    Form("attention: yours", lines_of(attention_kernel.source), timed(your_attention, q, k, v) if GPU else None, memory=kept),
-    Form("attention: SDPA", lines_of(standard_attention), timed(standard_attention, q, k, v), memory=bytes_kept(standard_attention, q, k, v)),
+    form_of("attention: separate operations", separate, q, k, v),
+    Form("attention: yours", attention_lines, attention_seconds, memory=attention_bytes),
+    form_of("attention: SDPA", standard_attention, q, k, v),
 ]
 print(table(forms, measured="forward"))
 
@@ -828,7 +863,7 @@ lab.check("quiz")
 # %% [markdown] id="further"
 # ## Go further
 #
-# - Write SwiGLU, silu(a) · b, forward and backward. What is the least that must be kept for backward?
+# - Write SwiGLU, $\mathrm{silu}(a) \cdot b$, forward and backward. What is the least that must be kept for backward?
 # - Write dQ, and join three kernels in an autograd function. `torch.autograd.gradcheck` needs float64: what else can you compare?
 # - One program can add up dw with `tl.atomic_add` instead of partial sums. Which of both gives the same bits in every run?
 # - Split the keys of one query over several programs (as for the decoding of a single token). How are two results (o, lse) merged? Lab 20 needs the

@@ -120,7 +120,10 @@ figures.by_rate(curves, ends)
 
 # %% nbgrader={"grade_id": "sweep", "solution": true}
 def sweep(lowest: float, highest: float, count: int) -> list[float]:
-    """Return `count` learning rates from `lowest` to `highest`; each is the previous one times a constant factor."""
+    """Return `count` learning rates from `lowest` to `highest`.
+
+    Each is the previous one times a constant factor.
+    """
     ### BEGIN SOLUTION
     return [lowest * (highest / lowest) ** (i / (count - 1)) for i in range(count)]
     ### END SOLUTION
@@ -135,7 +138,7 @@ lab.check("sweep")
 # **Core · 13 min · ●●○**
 #
 # Now write the test itself, with plain gradient descent: for each rate take one batch and one step,
-# `w ← w − rate · gradient`. Record each loss **before the step**: it is the loss whose gradient the step
+# $w \leftarrow w - \mathrm{rate} \cdot \mathrm{gradient}$. Record each loss **before the step**: it is the loss whose gradient the step
 # uses.
 #
 # `batches` may have more batches than there are rates, and it may be endless. The test must not change the
@@ -144,7 +147,10 @@ lab.check("sweep")
 
 # %% nbgrader={"grade_id": "range_test", "solution": true}
 def range_test(model: torch.nn.Module, loss_of, batches, rates: list[float]) -> list[float]:
-    """Return the loss before each step. `loss_of(model, batch)` returns a loss; `batches` has at least one batch per rate."""
+    """Return the loss before each step.
+
+    `loss_of(model, batch)` returns a loss. `batches` has at least one batch per rate.
+    """
     ### BEGIN SOLUTION
     before, was_training = copy.deepcopy(model.state_dict()), model.training
     model.train()
@@ -174,9 +180,9 @@ lab.check("range_test")
 # **Core · 5 min · ●○○**
 #
 # Losses of single batches are noisy. The usual remedy is an **exponential mean**: after each loss
-# `m ← β · m + (1 − β) · loss`.
+# $m \leftarrow \beta\, m + (1 - \beta)\, \mathrm{loss}$.
 #
-# It starts with m = 0, so its first values are far too low. After k losses the weights sum to 1 − βᵏ: divide
+# It starts with $m = 0$, so its first values are far too low. After $k$ losses the weights sum to $1 - \beta^k$: divide
 # by that.
 
 # %% nbgrader={"grade_id": "smoothed", "solution": true}
@@ -211,7 +217,10 @@ lab.check("smoothed")
 
 # %% nbgrader={"grade_id": "suggest", "solution": true}
 def suggest(rates: list[float], losses: list[float]) -> dict[str, float]:
-    """Return two of the `rates`, as {"steepest": ..., "bottom": ...}. `losses` are already smoothed, one per rate."""
+    """Return two of the `rates`, as {"steepest": ..., "bottom": ...}.
+
+    `losses` are already smoothed, one per rate.
+    """
     ### BEGIN SOLUTION
     bottom = min(range(len(losses)), key=lambda i: losses[i])
     def slope(i):
@@ -226,8 +235,8 @@ def suggest(rates: list[float], losses: list[float]) -> dict[str, float]:
 lab.check("suggest")
 
 # %% [markdown] id="predict_range_text"
-# **Predict.** Look at the five runs at the top. They use momentum 0.9, your test uses none. With momentum μ a
-# gradient also acts in later steps, 1/(1 − μ) times in total, so your test needs rates about 10 times as large.
+# **Predict.** Look at the five runs at the top. They use momentum 0.9, your test uses none. With momentum $\mu$ a
+# gradient also acts in later steps, $1/(1 - \mu)$ times in total, so your test needs rates about 10 times as large.
 # At which rate does the loss of your test fall fastest, and at which rate is it lowest? Replace each `None` that you want to predict by a number. Predictions are not graded; the next
 # cell shows them beside the measurement.
 
@@ -236,7 +245,7 @@ predicted_rates = {"steepest": None, "bottom": None}
 
 # %% [markdown] id="show_range_text"
 # The cell runs your test on the digits, with several orders of the batches, and takes the mean of the losses: in
-# one order alone, a lucky batch can move both rates. The mean lags behind the losses by about β/(1 − β) steps, so the
+# one order alone, a lucky batch can move both rates. The mean lags behind the losses by about $\beta/(1 - \beta)$ steps, so the
 # bottom that it shows is too far to the right. The panel on the right shows the other method, **with a
 # reset**: each rate starts from the same weights and takes a few steps. Your `range_test` restores the model,
 # so this is one call per rate. It costs more, but no rate is affected by the previous ones.
@@ -249,7 +258,8 @@ orders = [range_test(model, loss_of, stream(seed), rates) for seed in range(SEED
 losses = [sum(column) / SEEDS for column in zip(*orders)]
 curve = smoothed(losses, 0.8)
 FOUND = suggest(rates, curve)
-reset = {rate: range_test(model, loss_of, stream(0), [rate] * 9)[-1] for rate in sweep(1e-3, 10.0, TEST_STEPS // 8)}
+few_rates = sweep(1e-3, 10.0, TEST_STEPS // 8)
+reset = {rate: range_test(model, loss_of, stream(0), [rate] * 9)[-1] for rate in few_rates}
 print(compared(predicted_rates, FOUND))
 figures.tested(rates, losses, curve, FOUND, reset, predicted_rates)
 
@@ -267,7 +277,9 @@ from dlo_lib.optim import range_test as library_test
 from dlo_lib.optim.draw import draw_range_test
 
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-found = library_test(model, optimizer, stream(0), loss_of, lowest=1e-4, highest=10.0, steps=TEST_STEPS)
+found = library_test(
+    model, optimizer, stream(0), loss_of, lowest=1e-4, highest=10.0, steps=TEST_STEPS
+)
 PEAK = found.suggestion().peak
 print(f"peak: {PEAK:.2g}")
 draw_range_test(found)
@@ -295,7 +307,7 @@ def step_factor(step: int, every: int, gamma: float) -> float:
 
 
 def cosine_factor(step: int, steps: int, final: float = 0.0) -> float:
-    """Return the factor: half a cosine from 1 at step 0 to `final` at step `steps`, then `final`."""
+    """Return the factor: half a cosine from 1 at step 0 to `final` at `steps`, then `final`."""
     ### BEGIN SOLUTION
     return final + (1 - final) * (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2
     ### END SOLUTION
@@ -335,11 +347,11 @@ lab.check("warmup")
 # **Core · 9 min · ●●○**
 #
 # OneCycle (Smith and Topin, 2017): the whole run is one cycle, with a much higher peak than usual and a
-# very low end. The **momentum changes in the opposite direction**: the effective step grows as rate/(1 −
-# momentum), so the momentum is low where the rate is high.
+# very low end. The **momentum changes in the opposite direction**: the effective step grows as
+# $\mathrm{rate} / (1 - \mathrm{momentum})$, so the momentum is low where the rate is high.
 #
 # - factor: half a cosine from `start` (step 0) to 1 (step `top`), then half a cosine to `final` in the
-#   **last** step, `steps − 1`; it stays there;
+#   **last** step, `steps - 1`; it stays there;
 # - momentum: the same two halves, from `high` to `low` and back to `high`, where it stays.
 #
 # `between` is half a cosine from one value to another; use it for all four halves.
@@ -432,7 +444,7 @@ figures.schedules(
 # PyTorch's schedulers are objects that refer to an optimiser. Write one for any factor:
 #
 # - the constructor records the **peak** of each parameter group (`group["lr"]`), and sets each rate to
-#   peak × factor(0);
+#   $\mathrm{peak} \times \mathrm{factor}(0)$;
 # - `step()`, called after each optimiser step, sets the rates of the next step: always from the peak, never
 #   from the current rate;
 # - `state_dict()` and `load_state_dict(state)` serve checkpoints. The state is a dict of plain numbers and
@@ -536,7 +548,8 @@ for seed in range(SEEDS):
         momentum = one_cycle_momentum(STEPS) if name == "OneCycle" else None
         log = f"{name.replace(' ', '')}-seed{seed}" if seed < 2 else None
         runs[name].append(train(factor, PEAK, seed=seed, momentum=momentum, log=log))
-print(compared(predicted_accuracy, {name: 100 * mean(runs[name]) for name in ("constant", "cosine", "OneCycle")}))
+accuracy = {name: 100 * mean(runs[name]) for name in ("constant", "cosine", "OneCycle")}
+print(compared(predicted_accuracy, accuracy))
 figures.spread(runs, f"peak {PEAK:.2g}, {STEPS} steps, {SEEDS} seeds", predicted_accuracy)
 
 # %% id="versus" tags=["demo"]
@@ -585,7 +598,8 @@ serve_board(RUNS)
 # %% id="table" tags=["demo"]
 from dlo_lib.train.compare import Pick, compare_runs
 
-compare_runs(RUNS, {"test/accuracy": Pick.HIGHEST, "train/loss": Pick.LOWEST, "train/lr": Pick.LAST})
+chosen = {"test/accuracy": Pick.HIGHEST, "train/loss": Pick.LOWEST, "train/lr": Pick.LAST}
+compare_runs(RUNS, chosen)
 
 # %% [markdown] id="super_text"
 # ## 6 · Super-convergence
@@ -610,8 +624,12 @@ for epochs in lengths:
     kinds = schedules_of(steps)
     cautious[epochs] = [train(kinds["steps"], PEAK / 10, steps, seed) for seed in range(SEEDS)]
     bold[epochs] = [train(kinds["steps"], PEAK, steps, seed) for seed in range(SEEDS)]
-    cycle[epochs] = [train(kinds["OneCycle"], PEAK, steps, seed, one_cycle_momentum(steps)) for seed in range(SEEDS)]
-print(compared(predicted_super, {name: 100 * mean(line[lengths[0]]) for name, line in budget.items()}))
+    cycle[epochs] = [
+        train(kinds["OneCycle"], PEAK, steps, seed, one_cycle_momentum(steps))
+        for seed in range(SEEDS)
+    ]
+in_one_epoch = {name: 100 * mean(line[lengths[0]]) for name, line in budget.items()}
+print(compared(predicted_super, in_one_epoch))
 figures.budgets(budget, predicted_super)
 
 # %% id="super_said" tags=["demo"]
@@ -621,9 +639,15 @@ for epochs in lengths:
 longest = lengths[-1]
 reached = [epochs for epochs in lengths if mean(cycle[epochs]) >= mean(cautious[longest])]
 if reached:
-    print(f"{reached[0]} epochs of OneCycle reach the mean accuracy of {longest} epochs at a tenth of the peak.")
+    print(
+        f"{reached[0]} epochs of OneCycle reach the mean accuracy "
+        f"of {longest} epochs at a tenth of the peak."
+    )
 else:
-    print(f"{longest} epochs of OneCycle do not reach the mean accuracy of as many at a tenth of the peak: no super-convergence here.")
+    print(
+        f"{longest} epochs of OneCycle do not reach the mean accuracy of as many "
+        "at a tenth of the peak: no super-convergence here."
+    )
 
 # %% [markdown] id="super_after"
 # The word covers two effects, and the two lines for each length separate them. Compared with the cautious
@@ -636,22 +660,22 @@ else:
 #
 # **Core · 15 min · ●●○**
 #
-# With k times the ranks the batch is k times as large. If the number of epochs stays the same, there are k
+# With $k$ times the ranks the batch is $k$ times as large. If the number of epochs stays the same, there are $k$
 # times fewer steps, so each step should be larger. Two rules are common:
 #
-# - **linear**: the peak times k. k small steps in nearly the same direction are one step that is k times as
+# - **linear**: the peak times $k$. In nearly the same direction $k$ small steps are one step that is $k$ times as
 #   long (Goyal et al., 2017, for SGD, with a warm-up);
 # - **sqrt**: the peak times $\sqrt{k}$. The noise of the mean over a batch falls as $1/\sqrt{k}$. It is often used with Adam.
 #
 # Write `rescaled`: the peak and the number of steps for another batch size. Each epoch has `images` images and
 # drops its incomplete last batch.
 #
-# How far is the linear rule valid? The gradient of a batch of B images is the true gradient G plus noise, whose
-# variance, summed over all parameters, is S/B. On average therefore
+# How far is the linear rule valid? The gradient of a batch of $B$ images is the true gradient $G$ plus noise, whose
+# variance, summed over all parameters, is $S/B$. On average therefore
 #
 # $$|G_B|^2 = |G|^2 + S / B$$
 #
-# Two batch sizes give two equations with the unknowns $\|G\|^2$ and S. The **noise scale** $S / \|G\|^2$ is the batch size
+# Two batch sizes give two equations with the unknowns $\|G\|^2$ and $S$. The **noise scale** $S / \|G\|^2$ is the batch size
 # at which noise and gradient are equally large (McCandlish et al., 2018). Far below it the linear rule can be
 # valid; far above it a larger batch gives hardly a better direction, and the best rate no longer grows.
 #
@@ -665,7 +689,10 @@ else:
 def rescaled(
     batch: int, base_batch: int, base_peak: float, images: int, epochs: int, rule: str
 ) -> tuple[float, int]:
-    """Return the peak for `batch` by the rule "linear" or "sqrt", given the peak for `base_batch`; and the number of steps."""
+    """Return the peak for `batch`, given the peak for `base_batch`; and the number of steps.
+
+    rule: "linear" or "sqrt".
+    """
     ### BEGIN SOLUTION
     ratio = batch / base_batch
     peak = base_peak * (ratio if rule == "linear" else math.sqrt(ratio))
@@ -674,7 +701,11 @@ def rescaled(
 
 
 def noise_scale(small: float, large: float, small_batch: int, large_batch: int) -> float:
-    """Return S / |G|². `small` and `large` are the mean of |G_B|² over many batches of `small_batch` and of `large_batch` images."""
+    """Return S / |G|².
+
+    `small` and `large` are the mean of |G_B|² over many batches of `small_batch` and of
+    `large_batch` images.
+    """
     ### BEGIN SOLUTION
     noise = (small - large) / (1 / small_batch - 1 / large_batch)
     signal = large - noise / large_batch
@@ -739,7 +770,12 @@ figures.peaks(PEAKS, SCALE, predicted_peaks)
 # **Predict.** Which accuracy, in percent, do the four kinds of runs reach on average?
 
 # %% id="predict_same_epochs" tags=["prediction"]
-predicted_same_epochs = {"64 images": None, "256, same peak": None, "256, sqrt": None, "256, linear": None}
+predicted_same_epochs = {
+    "64 images": None,
+    "256, same peak": None,
+    "256, sqrt": None,
+    "256, linear": None,
+}
 
 # %% id="show_batch" tags=["demo"]
 require_numbers(predicted_same_epochs)
@@ -786,7 +822,10 @@ figures.spread(same_epochs, f"{EPOCHS} epochs: {STEPS} steps of 64 images, {EPOC
 
 # %% nbgrader={"grade_id": "cyclical", "solution": true}
 def triangular(step: int, rise: int, lowest: float, halve: bool) -> float:
-    """Return the factor: triangles between `lowest` and 1; with `halve` each has half the height of the previous one."""
+    """Return the factor: triangles between `lowest` and 1.
+
+    With `halve` each has half the height of the previous one.
+    """
     ### BEGIN SOLUTION
     cycle, place = divmod(step, 2 * rise)
     height = 1 - abs(place - rise) / rise
@@ -798,8 +837,13 @@ def triangular(step: int, rise: int, lowest: float, halve: bool) -> float:
 lab.check("cyclical")
 
 # %% id="show_cyclical" tags=["demo"]
-cycles = {name: lambda step, halve=halve: triangular(step, max(1, STEPS // 6), 0.05, halve) for name, halve in (("cycles", False), ("halved cycles", True))}
-figures.schedules({name: [factor(step) for step in range(STEPS)] for name, factor in cycles.items()})
+RISE = max(1, STEPS // 6)
+cycles = {
+    "cycles": lambda step: triangular(step, RISE, 0.05, halve=False),
+    "halved cycles": lambda step: triangular(step, RISE, 0.05, halve=True),
+}
+lines = {name: [factor(step) for step in range(STEPS)] for name, factor in cycles.items()}
+figures.schedules(lines)
 
 # %% [markdown] id="predict_cyclical_text"
 # **Predict.** Which accuracy, in percent, do cycles reach on average? The constant rate is in the figure of section 4.
@@ -809,11 +853,16 @@ predicted_cycles = {"cycles": None, "halved cycles": None}
 
 # %% id="compare_cyclical" tags=["demo"]
 require_numbers(predicted_cycles)
-cycled = {name: [train(factor, PEAK, seed=seed) for seed in range(SEEDS)] for name, factor in cycles.items()}
+cycled = {
+    name: [train(factor, PEAK, seed=seed) for seed in range(SEEDS)]
+    for name, factor in cycles.items()
+}
 for name, accuracies in cycled.items():
     print(versus(name, accuracies, "constant", runs["constant"]))
-print(compared(predicted_cycles, {name: 100 * mean(accuracies) for name, accuracies in cycled.items()}))
-figures.spread({"constant": runs["constant"], **cycled}, f"peak {PEAK:.2g}, {STEPS} steps, {SEEDS} seeds", predicted_cycles)
+accuracy = {name: 100 * mean(accuracies) for name, accuracies in cycled.items()}
+print(compared(predicted_cycles, accuracy))
+title = f"peak {PEAK:.2g}, {STEPS} steps, {SEEDS} seeds"
+figures.spread({"constant": runs["constant"], **cycled}, title, predicted_cycles)
 
 # %% [markdown] id="snapshots_text"
 # ## 9 · Snapshot ensembles: train once, get several models
@@ -928,7 +977,10 @@ from dlo_lib.train import TrainConfig
 config = TrainConfig(steps=1000, warmup=50, lr_schedule="wsd", lr=3e-3)
 print([round(config.learning_rate(step), 5) for step in (1, 50, 500, 800, 900, 1000)])
 print("  python -m dlo_lib.train --model tiny --lr 3e-3 --warmup 50 --steps 1000 --lr-schedule wsd")
-print("  sbatch --account=ACCOUNT --nodes=2 --ntasks-per-node=4 --gres=gpu:4 slurm/train.sbatch --model llama-3.2-1b --lr-schedule wsd")
+print(
+    "  sbatch --account=ACCOUNT --nodes=2 --ntasks-per-node=4 --gres=gpu:4 slurm/train.sbatch "
+    "--model llama-3.2-1b --lr-schedule wsd"
+)
 
 # %% [markdown] id="monday_text"
 # ## 11 · The same with torch.optim.lr_scheduler

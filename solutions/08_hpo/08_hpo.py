@@ -29,7 +29,7 @@ from dlo_lib.grading import Lab
 from dlo_lib.labkit.predictions import compared, require_numbers, scaled
 
 REPEATS = int(os.environ.get("DLO_REPEATS", 30))  # of every comparison
-POOL = int(os.environ.get("DLO_POOL", 200))  # real trainings that are run once and searched many times
+POOL = int(os.environ.get("DLO_POOL", 200))  # real trainings, run once and searched many times
 EPOCHS = 27
 torch.set_num_threads(1)  # the networks here are small: a second thread costs more than it saves
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -71,7 +71,7 @@ figures.landscape({"grid": grid, "random": scattered})
 
 # %% nbgrader={"grade_id": "scale", "solution": true}
 def from_place(place: float, low: float, high: float, log: bool) -> float:
-    """Return the value at position `place` (0 is `low`, 1 is `high`) on a linear or a logarithmic scale."""
+    """Return the value at `place` (0 is `low`, 1 is `high`) on a linear or a logarithmic scale."""
     ### BEGIN SOLUTION
     if log:
         return low * (high / low) ** place
@@ -101,7 +101,10 @@ lab.check("scale")
 
 # %% nbgrader={"grade_id": "interval", "solution": true}
 def interval(left: Tensor, right: Tensor, chosen: Tensor, level: float) -> tuple[float, float]:
-    """Return the bootstrap interval of the mean of left - right (N,): the middle `level` of the means over the rows of `chosen`."""
+    """Return the bootstrap interval of the mean of left - right (N,).
+
+    It is the middle `level` of the means over the rows of `chosen`.
+    """
     ### BEGIN SOLUTION
     means = (left - right)[chosen].mean(1)
     outside = (1 - level) / 2
@@ -193,7 +196,10 @@ def kernel(a: Tensor, b: Tensor, length: float) -> Tensor:
 def posterior(
     points: Tensor, values: Tensor, new: Tensor, length: float, noise: float
 ) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation (M,) at `new` (M, d), given `values` (N,) at `points` (N, d)."""
+    """Return the mean and the standard deviation (M,) at `new` (M, d).
+
+    Given are `values` (N,) at `points` (N, d).
+    """
     ### BEGIN SOLUTION
     covariance = kernel(points, points, length) + noise * torch.eye(len(points), dtype=points.dtype)
     across = kernel(points, new, length)
@@ -218,12 +224,12 @@ lab.check("process")
 # $$z = \frac{best - \mu}{\sigma} \qquad EI = E[\max(best - f, 0)] = (best - \mu)\,\Phi(z) + \sigma\,\varphi(z)$$
 #
 # with the normal distribution function $\Phi$ (`torch.special.ndtr`) and its density
-# $\varphi(z) = e^{-z^2/2} / \sqrt{2\pi}$. If $\sigma = 0$ the value is certain, and the gain is max(best − μ,
-# 0).
+# $\varphi(z) = e^{-z^2/2} / \sqrt{2\pi}$. If $\sigma = 0$ the value is certain, and the gain is
+# $\max(best - \mu, 0)$.
 
 # %% nbgrader={"grade_id": "improvement", "solution": true}
 def expected_improvement(mean: Tensor, std: Tensor, best: float) -> Tensor:
-    """Return EI (M,): the expected amount by which the next value is below `best`, the lowest value so far."""
+    """Return EI (M,): the expected amount by which the next value is below the lowest, `best`."""
     ### BEGIN SOLUTION
     gain = best - mean
     z = gain / std.clamp(min=1e-300)
@@ -244,7 +250,8 @@ middle = values.mean()
 pictures = {}
 for length in (0.05, 0.15, 0.5):
     mean, std = posterior(measured, values - middle, line, length, 1e-6)
-    pictures[f"length scale {length}"] = (mean + middle, std, expected_improvement(mean, std, float((values - middle).min())))
+    expected = expected_improvement(mean, std, float((values - middle).min()))
+    pictures[f"length scale {length}"] = (mean + middle, std, expected)
 figures.improvement(line[:, 0], truth, (measured[:, 0], values), pictures)
 
 # %% [markdown] id="length_text"
@@ -264,7 +271,7 @@ figures.improvement(line[:, 0], truth, (measured[:, 0], values), pictures)
 
 # %% nbgrader={"grade_id": "length", "solution": true}
 def best_length(points: Tensor, values: Tensor, lengths: list[float], noise: float) -> float:
-    """Return the one of `lengths` under which `values` (N,) at `points` (N, d) are most probable."""
+    """Return the length with which `values` (N,) at `points` (N, d) are most probable."""
     ### BEGIN SOLUTION
     def log_likelihood(length):
         covariance = kernel(points, points, length) + noise * torch.eye(len(points), dtype=points.dtype)
@@ -283,8 +290,8 @@ lab.check("length")
 # **Core · 9 min · ●●○**
 #
 # Combine the three functions. The process assumes values with mean 0 and standard deviation 1, which losses
-# do not have: **standardise** them first. (The standard deviation may divide by N, `std(correction=0)`, or by
-# N − 1, torch's default: the check accepts both.) Then choose the length from `LENGTHS`, predict at the
+# do not have: **standardise** them first. (The standard deviation may divide by $N$, `std(correction=0)`, or by
+# $N - 1$, torch's default: the check accepts both.) Then choose the length from `LENGTHS`, predict at the
 # candidates, and return the index of the candidate with the largest EI. Give `best` in the same units as the
 # predictions.
 
@@ -361,9 +368,14 @@ figures.best_so_far(curves, START, predicted_loss)
 # %% id="show_pool" tags=["demo"]
 data = trainings.load_digits()
 places = torch.rand(POOL, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-rates = torch.tensor([from_place(float(u), *trainings.LEARNING_RATE, log=True) for u in places[:, 0]])
-decays = torch.tensor([from_place(float(v), *trainings.WEIGHT_DECAY, log=True) for v in places[:, 1]])
-pool = trainings.train_many(data, rates, decays, EPOCHS, seed=0).T.tolist()  # pool[trial][epoch]; NaN after divergence
+rates = torch.tensor(
+    [from_place(float(u), *trainings.LEARNING_RATE, log=True) for u in places[:, 0]]
+)
+decays = torch.tensor(
+    [from_place(float(v), *trainings.WEIGHT_DECAY, log=True) for v in places[:, 1]]
+)
+# pool[trial][epoch]; NaN after divergence
+pool = trainings.train_many(data, rates, decays, EPOCHS, seed=0).T.tolist()
 figures.curves(pool, rates.tolist())
 
 # %% [markdown] id="predict_ranks_text"
@@ -417,7 +429,7 @@ def rungs(trials: int, least: int, most: int, eta: int) -> list[tuple[int, int]]
 
 
 def survivors(losses: list[float], keep: int) -> list[int]:
-    """Return the indices of the `keep` best trials, best first; equal losses in the order of their indices."""
+    """Return the indices of the `keep` best trials, best first; equal losses by their indices."""
     ### BEGIN SOLUTION
     return sorted(range(len(losses)), key=lambda i: (math.isnan(losses[i]), losses[i] if losses[i] == losses[i] else 0.0, i))[:keep]
     ### END SOLUTION
@@ -444,7 +456,10 @@ lab.check("halving")
 
 # %% nbgrader={"grade_id": "hyperband", "solution": true}
 def brackets(most: int, eta: int) -> list[tuple[int, int]]:
-    """Return (trials, epochs) of the first rung of each bracket, most trials first. `most` is a power of `eta`."""
+    """Return (trials, epochs) of the first rung of each bracket, most trials first.
+
+    `most` is a power of `eta`.
+    """
     ### BEGIN SOLUTION
     boldest = 0
     while eta ** (boldest + 1) <= most:
@@ -463,7 +478,8 @@ lab.check("hyperband")
 # **Predict.** How many times the best final loss of random search is that of the two others, on average?
 
 # %% id="predict_budget" tags=["prediction"]
-predicted_gain = {"successive halving": None, "Hyperband": None}  # mean loss / mean loss of random search
+# mean loss / mean loss of random search
+predicted_gain = {"successive halving": None, "Hyperband": None}
 
 # %% id="show_budget" tags=["demo"]
 from dlo_lib.hpo.halving import brackets as library_brackets
@@ -603,7 +619,10 @@ predicted_bars(shares, predicted_share, "percent")
 
 # %% nbgrader={"grade_id": "objective", "solution": true}
 def objective(trial, space: dict[str, tuple[float, float]], train) -> float:
-    """Train with the hyperparameters that `trial` suggests, and return the last loss; stop when the trial should be pruned."""
+    """Train with the hyperparameters that `trial` suggests, and return the last loss.
+
+    Stop when the trial should be pruned.
+    """
     ### BEGIN SOLUTION
     params = {name: trial.suggest_float(name, low, high, log=True) for name, (low, high) in space.items()}
     for epoch, loss in enumerate(train(params), 1):
@@ -683,7 +702,7 @@ predicted_bars(percent, predicted_epochs, "epochs trained (%)")
 # free worker asks:
 #
 # 1. For each rung, from the one below the top downwards: of the trials that have reported on this rung, take
-#    the best ⌊reported / η⌋. Promote the best of these that has not been promoted.
+#    the best $\lfloor \mathrm{reported} / \eta \rfloor$. Promote the best of these that has not been promoted.
 # 2. If there is no trial to promote, start a new trial on rung 0.
 #
 # `reported[k]` maps trials to their losses on rung k, and `promoted[k]` holds the trials that were promoted
@@ -774,8 +793,8 @@ predicted_bars(ends, predicted_time, "time to the end,\ntimes that of halving")
 # (Jaderberg et al., 2017) trains a population in parallel and changes hyperparameters *during the training*.
 # After every interval:
 #
-# - **exploit**: with $q$ = max(1, ⌊quantile · n⌋), each of the q worst members becomes a copy, weights and
-#   learning rate, of one of the q best: `best[pick]`, where `best` are the q best members, best first, and
+# - **exploit**: with $q = \max(1, \lfloor \mathrm{quantile} \cdot n \rfloor)$, each of the $q$ worst members becomes a copy, weights and
+#   learning rate, of one of the $q$ best: `best[pick]`, where `best` are the $q$ best members, best first, and
 #   `picks[i]` belongs to member i;
 # - **explore**: its new learning rate is the copied one, times 1.2 if `ups[i]`, otherwise times 0.8, and
 #   clamped to `low` and `high`.
@@ -785,9 +804,18 @@ predicted_bars(ends, predicted_time, "time to the end,\ntimes that of halving")
 
 # %% nbgrader={"grade_id": "population", "solution": true}
 def new_generation(
-    losses: list[float], rates: list[float], quantile: float, picks: list[int], ups: list[bool], low: float, high: float
+    losses: list[float],
+    rates: list[float],
+    quantile: float,
+    picks: list[int],
+    ups: list[bool],
+    low: float,
+    high: float,
 ) -> tuple[list[int], list[float]]:
-    """Return the parent of each member, whose weights it takes (itself if it stays), and its learning rate."""
+    """Return the parent of each member, and its learning rate.
+
+    A member takes the weights of its parent; one that stays is its own parent.
+    """
     ### BEGIN SOLUTION
     ranked = survivors(losses, len(losses))
     few = max(1, int(quantile * len(losses)))
@@ -932,7 +960,16 @@ from dlo_lib.cluster import submit
 from dlo_lib.hpo import take_part
 
 shared = {"path": "digits.journal", "objective": resumable}
-print(submit(take_part, shared, gpus=1, site="jean-zay-v100", account="abc", sweep={"worker": range(16)}, dry_run=True))
+script = submit(
+    take_part,
+    shared,
+    gpus=1,
+    site="jean-zay-v100",
+    account="abc",
+    sweep={"worker": range(16)},
+    dry_run=True,
+)
+print(script)
 
 # %% [markdown] id="monday_text"
 # ## 16 · The same with Optuna
