@@ -66,9 +66,10 @@ def star_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def through_busiest(all_reduce, world: int, size: int = 12_000) -> float:
-    """Return the bytes sent and received by the busiest rank, divided by the bytes of the tensor."""
+    """Return the bytes sent and received by the busiest rank, divided by those of the tensor."""
     trace = run_ranks(lambda: all_reduce(torch.ones(size)).sum(), world, trace=True).trace
-    return max(trace.bytes(Kind.SEND, rank) + trace.bytes(Kind.RECV, rank) for rank in range(world)) / (4 * size)
+    moved = [trace.bytes(Kind.SEND, rank) + trace.bytes(Kind.RECV, rank) for rank in range(world)]
+    return max(moved) / (4 * size)
 
 
 WORLDS = (2, 3, 4, 6)
@@ -79,7 +80,11 @@ figures.busiest(busiest)
 GRADIENTS = 4 * 3.21e9  # bytes: Llama 3.2 3B in fp32
 PORT = 100e9 / 8  # bytes/s, one way: an Omni-Path port of 100 Gb/s
 for world in (4, 64, 512):
-    print(f"{world:4} ranks: {(world - 1) * GRADIENTS / PORT:7.1f} s to send to rank 0, and as long to send the sum, in every step")
+    seconds = (world - 1) * GRADIENTS / PORT
+    print(
+        f"{world:4} ranks: {seconds:7.1f} s to send to rank 0, "
+        "and as long to send the sum, in every step"
+    )
 
 # %% [markdown] id="why_questions"
 # All messages pass through rank 0, and its traffic grows with the number of ranks. The other ranks wait. Two
@@ -146,7 +151,7 @@ x
 
 # %% nbgrader={"grade_id": "pi", "solution": true}
 def estimate_pi(points: torch.Tensor) -> float:
-    """Estimate π from the points of all ranks. points: those of this rank, (number, 2), in [0, 1)."""
+    """Estimate π from the points of all ranks. points: (number, 2) of this rank, in [0, 1)."""
     ### BEGIN SOLUTION
     inside = (points.square().sum(dim=1) <= 1).sum()
     counts = torch.tensor([inside, len(points)], dtype=torch.float64)
@@ -167,8 +172,11 @@ def throw(number: int) -> float:
 for world in (1, 2, 4):
     points = world * 200_000
     estimates = run_ranks(throw, world, 200_000)
-    spread = 1.64 / points**0.5  # one standard deviation: 4 * sqrt(p (1 - p) / points) with p = pi / 4
-    same = "the same on all ranks" if len(set(estimates)) == 1 else f"but not the same on all ranks: {estimates}"
+    # one standard deviation: 4 * sqrt(p (1 - p) / points) with p = pi / 4
+    spread = 1.64 / points**0.5
+    same = "the same on all ranks"
+    if len(set(estimates)) > 1:
+        same = f"but not the same on all ranks: {estimates}"
     print(f"ranks {world}, points {points:7,}: {estimates[0]:.5f} ± {spread:.5f}; {same}")
 
 # %% [markdown] id="exchange_text"
@@ -216,7 +224,10 @@ except DeadLock as lock:
 
 # %% nbgrader={"grade_id": "exchange", "solution": true}
 def exchange(outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int) -> None:
-    """Send `outgoing` to rank `to` and fill `incoming` from rank `source`; return when both are done. Both are contiguous."""
+    """Send `outgoing` to rank `to` and fill `incoming` from rank `source`.
+
+    Return when both are done. Both tensors are contiguous.
+    """
     ### BEGIN SOLUTION
     receive = dist.P2POp(dist.irecv, incoming, source)
     send = dist.P2POp(dist.isend, outgoing, to)
@@ -248,7 +259,10 @@ lab.check("exchange")
 
 # %% nbgrader={"grade_id": "scatter", "solution": true}
 def ring_reduce_scatter(tensor: torch.Tensor) -> torch.Tensor:
-    """Return chunk r of the sum over all ranks, on rank r. tensor: 1-D, of the same size and dtype on all ranks."""
+    """Return chunk r of the sum over all ranks, on rank r.
+
+    tensor: 1-D, of the same size and dtype on all ranks.
+    """
     ### BEGIN SOLUTION
     rank, world = dist.get_rank(), dist.get_world_size()
     chunks = tensor.tensor_split(world)
@@ -277,7 +291,10 @@ lab.check("scatter")
 
 # %% nbgrader={"grade_id": "gather", "solution": true}
 def ring_all_gather(chunk: torch.Tensor, size: int) -> torch.Tensor:
-    """Return the whole tensor of `size` elements, of which rank r has chunk r, in the dtype of `chunk`."""
+    """Return the whole tensor of `size` elements, of which rank r has chunk r.
+
+    It has the dtype of `chunk`.
+    """
     ### BEGIN SOLUTION
     rank, world = dist.get_rank(), dist.get_world_size()
     whole = chunk.new_empty(size)
@@ -322,16 +339,17 @@ require_numbers(predicted_bytes)
 SIZE = 12_000  # elements: 2, 3, 4 and 6 divide it
 sent = {}
 for world in WORLDS:
-    trace = run_ranks(lambda: float(ring_all_reduce(torch.ones(SIZE)).sum()), world, trace=True).trace
-    sent[world] = [trace.bytes(Kind.SEND, rank) / (4 * SIZE) for rank in range(world)]
-busiest["your ring"] = {world: 2 * max(shares) for world, shares in sent.items()}  # a rank receives what it sends
+    run = run_ranks(lambda: float(ring_all_reduce(torch.ones(SIZE)).sum()), world, trace=True)
+    sent[world] = [run.trace.bytes(Kind.SEND, rank) / (4 * SIZE) for rank in range(world)]
+# a rank receives what it sends
+busiest["your ring"] = {world: 2 * max(shares) for world, shares in sent.items()}
 print(compared(predicted_bytes, {f"{world} ranks": max(sent[world]) for world in (2, 6)}))
 figures.bytes_sent(sent, busiest, predicted_bytes)
 
 # %% [markdown] id="ring_after"
-# With B bytes and N ranks, each rank sends N - 1 chunks in each half: $2\,\frac{N-1}{N}\,B$ in total. That is less
-# than 2 B *for any number of ranks*. As long as the ranks themselves add, no algorithm sends less from its
-# busiest rank. In-network reduction (NVIDIA SHARP) does: the switches add, and each GPU sends only about B.
+# With $B$ bytes and $N$ ranks, each rank sends $N - 1$ chunks in each half: $2\,\frac{N-1}{N}\,B$ in total. That is less
+# than $2\,B$ *for any number of ranks*. As long as the ranks themselves add, no algorithm sends less from its
+# busiest rank. In-network reduction (NVIDIA SHARP) does: the switches add, and each GPU sends only about $B$.
 # The bars are your ring, counted by the tracer; the lines are the formula.
 
 # %% [markdown] id="broadcast_text"
@@ -412,15 +430,15 @@ predicted_bars(of_rank_0, predicted_messages, "messages", title="sent by rank 0 
 #
 # **Core · 11 min · ●●○**
 #
-# How long does a message of *m* bytes take? A good approximation is
+# How long does a message of $m$ bytes take? A good approximation is
 #
 # $$\alpha + \beta\, m$$
 #
-# α is the **latency** (the seconds that every message costs), 1/β the **bandwidth** of a link (bytes per
+# $\alpha$ is the **latency** (the seconds that every message costs), $1/\beta$ the **bandwidth** of a link (bytes per
 # second). The time of an algorithm is the time of the messages that *follow one another*. A rank sends one
 # message at a time; messages of several ranks at the same time count once.
 #
-# Write the cost of an all-reduce of B bytes (`size`) on N ranks for your ring and for your tree (a reduce,
+# Write the cost of an all-reduce of $B$ bytes (`size`) on $N$ ranks for your ring and for your tree (a reduce,
 # then a broadcast). The number of ranks need not be a power of two; one rank costs nothing.
 
 # %% nbgrader={"grade_id": "cost", "solution": true}
@@ -444,12 +462,13 @@ lab.check("cost")
 # Of several tries we take the fastest, because other programs disturbed it least.
 #
 # **Predict first**, with your function if you like: how many times as long as the tree does your ring take, on
-# two ranks for 1 MiB, and on four ranks for 64 bytes and for 1 MiB? (Say α = 100 µs and 1/β = 1 GB/s.) The model
+# two ranks for 1 MiB, and on four ranks for 64 bytes and for 1 MiB? (Say $\alpha = 100$ µs and $1/\beta = 1$ GB/s.) The model
 # assumes that each rank has a core. On a machine with fewer than four cores, expect that on four ranks the ring
 # takes several times as long as the model says.
 
 # %% id="predict_ratio" tags=["prediction"]
-predicted_ratio = {"2 ranks, 1 MiB": None, "4 ranks, 64 bytes": None, "4 ranks, 1 MiB": None}  # seconds of the ring / seconds of the tree
+# seconds of the ring / seconds of the tree
+predicted_ratio = {"2 ranks, 1 MiB": None, "4 ranks, 64 bytes": None, "4 ranks, 1 MiB": None}
 
 # %% id="run_measure" tags=["demo"]
 require_numbers(predicted_ratio)
@@ -496,7 +515,7 @@ print(figures.what_timed_shows(timings, os.cpu_count()))
 figures.timed(timings, points, predicted_ratio)
 
 # %% [markdown] id="measure_lesson"
-# Small tensors cost α for each message, so the tree wins; large tensors cost β for each byte, so the ring wins.
+# Small tensors cost $\alpha$ for each message, so the tree wins; large tensors cost $\beta$ for each byte, so the ring wins.
 # Two ranks on two cores come closest to the model. If four ranks share fewer cores, the messages of one step of
 # the ring take turns, and the ring is slower than the model says: it may win only at the largest size, or not at
 # all. The times are minima of several tries, and the lines above the figure say when the picture disagrees with this
@@ -525,7 +544,10 @@ figures.timed(timings, points, predicted_ratio)
 # %% id="groups"
 # Given: run this cell. A later cell uses it.
 def make_groups(inside: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """Return the group of this rank's node, of `inside` ranks, and the group of the ranks with its place on every node."""
+    """Return the group of this rank's node, and that of the ranks with its place on every node.
+
+    inside: the number of ranks of a node.
+    """
     rank, world, own = dist.get_rank(), dist.get_world_size(), []
     nodes = [list(range(first, first + inside)) for first in range(0, world, inside)]
     places = [list(range(place, world, inside)) for place in range(inside)]
@@ -540,7 +562,10 @@ def make_groups(inside: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
 def two_level_all_reduce(
     tensor: torch.Tensor, inside: dist.ProcessGroup, between: dist.ProcessGroup
 ) -> torch.Tensor:
-    """Return the sum over all ranks. tensor: 1-D; the ranks of a node divide its size. It stays unchanged."""
+    """Return the sum over all ranks.
+
+    tensor: 1-D; the ranks of a node divide its size. It stays unchanged.
+    """
     ### BEGIN SOLUTION
     chunk = tensor.new_empty(tensor.numel() // dist.get_world_size(inside))
     dist.reduce_scatter_tensor(chunk, tensor, group=inside)
@@ -573,7 +598,8 @@ for inside, words in ((1, "1 rank in a node"), (2, "2 ranks in a node")):
     trace = run_ranks(between_nodes, 4, inside, trace=True).trace
     added[words] = max(trace.bytes(Kind.ALL_REDUCE, rank) for rank in range(4)) / (4 * SIZE)
 print(compared(predicted_between, added, "{:.2f} B".format))
-predicted_bars(added, predicted_between, "bytes ÷ bytes of the tensor", title="added between the nodes by each of 4 ranks")
+title = "added between the nodes by each of 4 ranks"
+predicted_bars(added, predicted_between, "bytes ÷ bytes of the tensor", title=title)
 
 # %% [markdown] id="standard_text"
 # ## 9 · The same with PyTorch
@@ -591,8 +617,16 @@ def standard_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
 
 def differences() -> dict[str, float]:
     """Return the largest difference between the sums of both all-reduces, by tensor."""
-    ours = {"7 numbers": torch.randn(7), "2 numbers": torch.randn(2), "integers": torch.randint(-50, 50, (3, 5)), "transposed": torch.randn(3, 5).t()}
-    return {name: float((ring_all_reduce(tensor) - standard_all_reduce(tensor)).abs().max()) for name, tensor in ours.items()}
+    ours = {
+        "7 numbers": torch.randn(7),
+        "2 numbers": torch.randn(2),
+        "integers": torch.randint(-50, 50, (3, 5)),
+        "transposed": torch.randn(3, 5).t(),
+    }
+    return {
+        name: float((ring_all_reduce(tensor) - standard_all_reduce(tensor)).abs().max())
+        for name, tensor in ours.items()
+    }
 
 
 found = run_ranks(differences, 3)
@@ -625,22 +659,26 @@ def all_reduce_seconds(device: str, size: int, repeats: int, all_reduce=dist.all
 
 
 def all_reduce_memory(all_reduce, size: int) -> int | None:
-    """Return the bytes that this rank needs during the call, beyond its tensor; None if the system does not report them."""
+    """Return the bytes that this rank needs during the call, beyond its tensor.
+
+    Return None if the system does not report them.
+    """
     tensor = torch.ones(size // 4)
     all_reduce(tensor)
     return peak_bytes(lambda: all_reduce(tensor))
 
 
+RING = (exchange, ring_reduce_scatter, ring_all_gather, ring_all_reduce)
 FORMS = {
-    "your ring": (ring_all_reduce, (exchange, ring_reduce_scatter, ring_all_gather, ring_all_reduce)),
+    "your ring": (ring_all_reduce, RING),
     "dist.all_reduce, gloo": (dist.all_reduce, ("dist.all_reduce(tensor)",)),
 }
 forms = []
 for name, (all_reduce, code) in FORMS.items():
     seconds = max(run_ranks(all_reduce_seconds, 2, "cpu", LARGEST, REPEATS, all_reduce))
     memory = run_ranks(all_reduce_memory, 2, all_reduce, LARGEST)
-    trace = run_ranks(lambda run=all_reduce: run(torch.ones(LARGEST // 4)) is None, 2, trace=True).trace
-    sent_bytes = trace.bytes(Kind.SEND, 0) or trace.ring_bytes(Kind.ALL_REDUCE, 0)
+    run = run_ranks(lambda form=all_reduce: form(torch.ones(LARGEST // 4)) is None, 2, trace=True)
+    sent_bytes = run.trace.bytes(Kind.SEND, 0) or run.trace.ring_bytes(Kind.ALL_REDUCE, 0)
     most = None if None in memory else max(memory)
     forms.append(side_by_side.Form(name, side_by_side.lines_of(*code), seconds, sent_bytes, most))
 print(f"all-reduce of {LARGEST // KIB} KiB on 2 ranks")
@@ -672,7 +710,8 @@ devices = {"gloo": "cpu"} | ({"NCCL": "cuda"} if torch.cuda.device_count() >= 2 
 for backend, device in devices.items():
     for size in sorted({64, LARGEST // 16, LARGEST}):
         seconds = max(run_ranks(all_reduce_seconds, 2, device, size, REPEATS))
-        print(f"{backend}: {size / KIB:9.2f} KiB {1e6 * seconds:9.0f} µs {1e-9 * size / seconds:8.3f} GB/s")
+        speed = 1e-9 * size / seconds
+        print(f"{backend}: {size / KIB:9.2f} KiB {1e6 * seconds:9.0f} µs {speed:8.3f} GB/s")
 if "NCCL" not in devices:
     print(f"NCCL: needs a GPU for each rank, this machine has {torch.cuda.device_count()}")
 print("MPI: ", "available" if dist.is_mpi_available() else "this PyTorch is built without it")
@@ -708,7 +747,10 @@ lab.check("quiz")
 
 # %% nbgrader={"grade_id": "reduce", "solution": true}
 def tree_reduce(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the sum over all ranks, on rank 0. tensor: contiguous, of the same shape and dtype on all ranks."""
+    """Return the sum over all ranks, on rank 0.
+
+    tensor: contiguous, of the same shape and dtype on all ranks.
+    """
     ### BEGIN SOLUTION
     rank, world = dist.get_rank(), dist.get_world_size()
     total, arriving = tensor.clone(), torch.empty_like(tensor)
@@ -744,7 +786,8 @@ lab.check("reduce")
 def everyone_to_everyone(parts: list[torch.Tensor], sizes: list[int]) -> list[torch.Tensor]:
     """Return the part that each rank has for this one, by rank.
 
-    parts[r]: the part for rank r, 1-D. sizes[r]: the number of elements that rank r has for this rank.
+    parts[r]: the part for rank r, 1-D.
+    sizes[r]: the number of elements that rank r has for this rank.
     """
     ### BEGIN SOLUTION
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -764,11 +807,11 @@ lab.check("everyone")
 #
 # **Optional · 25 min · ●●●**
 #
-# You have many measurements and two unknowns. `predicted_seconds` is *linear* in α and β, so each measurement
+# You have many measurements and two unknowns. `predicted_seconds` is *linear* in $\alpha$ and $\beta$, so each measurement
 # is one equation. Solve them together by least squares (`torch.linalg.lstsq`).
 #
 # The times of the smallest and the largest tensor differ by a factor of a hundred. With *absolute* errors,
-# the largest tensors alone would decide the fit, and α would be arbitrary. Use errors relative to the time:
+# the largest tensors alone would decide the fit, and $\alpha$ would be arbitrary. Use errors relative to the time:
 # divide each equation by its measured seconds.
 
 # %% nbgrader={"grade_id": "fit", "solution": true}
@@ -799,7 +842,7 @@ lab.check("fit")
 
 # %% nbgrader={"grade_id": "crossover", "solution": true}
 def crossover_bytes(ranks: int, alpha: float, beta: float) -> float | None:
-    """Return the bytes at which ring and tree cost the same; None if the tree does not have fewer messages."""
+    """Return the bytes at which ring and tree cost the same; None if the tree saves no messages."""
     ### BEGIN SOLUTION
     rounds = (ranks - 1).bit_length()
     saved_messages = 2 * (ranks - 1) - 2 * rounds
@@ -814,7 +857,7 @@ lab.check("crossover")
 
 # %% [markdown] id="fit_after"
 # Now fit your measurements, separately for each algorithm and each number of ranks. If the model were exact,
-# the four rows would be the same: one link, one α, one β. **Before you run it:** which rows will differ on
+# the four rows would be the same: one link, one $\alpha$, one $\beta$. **Before you run it:** which rows will differ on
 # *this* machine, and why? (How many cores and how many ranks are there? How many messages are sent at the
 # same time in a ring, and in a tree?)
 
@@ -822,21 +865,25 @@ lab.check("crossover")
 print(f"{os.cpu_count()} cores")
 links, lines = {}, {}
 for name, world in [("tree", 2), ("ring", 2), ("tree", 4), ("ring", 4)]:
-    alpha, beta = fit_link([timing for timing in timings if timing[0] == name and timing[2] == world])
+    chosen = [timing for timing in timings if timing[0] == name and timing[2] == world]
+    alpha, beta = fit_link(chosen)
     links[name, world] = alpha, beta
     lines[name, world] = [predicted_seconds(name, size, world, alpha, beta) for size in SIZES]
-    print(f"{name} on {world} ranks: α = {1e6 * alpha:5.0f} µs a message, 1/β = {1e-9 / beta:5.2f} GB/s")
+    print(
+        f"{name} on {world} ranks: α = {1e6 * alpha:5.0f} µs a message, "
+        f"1/β = {1e-9 / beta:5.2f} GB/s"
+    )
 figures.fitted(timings, SIZES, lines, crossover_bytes(4, *links["tree", 2]))
 
 # %% [markdown] id="fit_lesson"
 # Lines are the fits, markers are your measurements. The dotted line is the crossover for four ranks,
 # predicted from the link of the *first* row.
 #
-# - Two numbers describe each curve: it is flat where α dominates and rises where β does. A point far from its
+# - Two numbers describe each curve: it is flat where $\alpha$ dominates and rises where $\beta$ does. A point far from its
 #   line has another cause: a cache, a copy, another busy process.
 # - The rows need not agree. In a ring **all ranks send and receive at the same time**, and the model assumes
 #   that this costs nothing extra. The assumption holds if every rank has its own processor and its own link.
-#   If ranks share cores, the messages of one step take turns: the α of the ring is larger, and the crossover
+#   If ranks share cores, the messages of one step take turns: the $\alpha$ of the ring is larger, and the crossover
 #   is further to the right than predicted, or outside the figure. A model is as good as its assumptions.
 # - The all-reduce of gloo is also a ring, with smaller pieces and without Python between the messages.
 
@@ -845,7 +892,7 @@ figures.fitted(timings, SIZES, lines, crossover_bytes(4, *links["tree", 2]))
 #
 # Your two functions, with the links of a real machine. A node of Jean Zay's A100 partition has 8 GPUs. Inside
 # a node they communicate over NVLink (300 GB/s each way); four Omni-Path ports of 100 Gb/s connect the node
-# to the network (50 GB/s together). For α we take the latencies of NCCL's own cost table: 3.4 µs per message
+# to the network (50 GB/s together). For $\alpha$ we take the latencies of NCCL's own cost table: 3.4 µs per message
 # over NVLink, 14 µs over the network.
 
 # %% id="show_scale" tags=["demo"]
@@ -858,9 +905,17 @@ LINKS = {  # α in seconds, bytes/s
 AT_SCALE = [4 * 4**power for power in range(17)]  # 4 bytes to 17 GB
 curves, crossings = {}, {}
 for link, (ranks, a, speed) in LINKS.items():
-    curves[link] = {name: [predicted_seconds(name, size, ranks, a, 1 / speed) for size in AT_SCALE] for name in ("ring", "tree")}
+    curves[link] = {
+        name: [predicted_seconds(name, size, ranks, a, 1 / speed) for size in AT_SCALE]
+        for name in ("ring", "tree")
+    }
     crossings[link] = crossover_bytes(ranks, a, 1 / speed)
-figures.at_scale(curves, AT_SCALE, crossings, {"a gradient norm": 4, "a DDP bucket": 25 << 20, "gradients of a 3B model": GRADIENTS})
+marks = {
+    "a gradient norm": 4,
+    "a DDP bucket": 25 << 20,
+    "gradients of a 3B model": GRADIENTS,
+}
+figures.at_scale(curves, AT_SCALE, crossings, marks)
 
 # %% [markdown] id="scale_lesson"
 # The figure shows three things.
@@ -871,11 +926,11 @@ figures.at_scale(curves, AT_SCALE, crossings, {"a gradient norm": 4, "a DDP buck
 # - For large tensors the time of the ring hardly depends on the number of ranks, only on the slowest link. So
 #   keep heavy traffic inside nodes, and send as little as possible between them: reduce-scatter inside,
 #   all-reduce the chunks between nodes, all-gather inside.
-# - DDP sends buckets of 25 MiB instead of one tensor after another, because every small message costs α.
+# - DDP sends buckets of 25 MiB instead of one tensor after another, because every small message costs $\alpha$.
 #
 # NCCL's trees are better than yours: they cut the tensor into pieces that follow one another down the tree (a
 # *pipeline*), and use two trees at once, so that no rank is a leaf in both. The latency is proportional to
-# log N, *and* the bandwidth is nearly that of the ring.
+# $\log N$, *and* the bandwidth is nearly that of the ring.
 #
 # On a cluster, the same measurement with NCCL is a job. `cluster.submit` with `dry_run` shows the script that
 # SLURM would receive; it calls the function on every rank.
@@ -884,17 +939,20 @@ figures.at_scale(curves, AT_SCALE, crossings, {"a gradient norm": 4, "a DDP buck
 from dlo_lib import cluster
 from dlo_lib.labkit import at_scale
 
-script = cluster.submit(all_reduce_seconds, {"device": "cuda", "size": 1 << 30, "repeats": 20}, gpus=16, site="jean-zay-a100", account="abc", dry_run=True)
+arguments = {"device": "cuda", "size": 1 << 30, "repeats": 20}
+script = cluster.submit(
+    all_reduce_seconds, arguments, gpus=16, site="jean-zay-a100", account="abc", dry_run=True
+)
 print("For SLURM, 2 nodes of 8 GPUs:", at_scale.directives(script), sep="\n")
 
 # %% [markdown] id="further"
 # ## Go further
 #
-# - **Recursive halving and doubling**: exchange halves with the rank at distance N/2, quarters at N/4, and so
-#   on, then back. It needs 2 log₂ N rounds *and* only the bytes of the ring, on powers of two. Write it, and
+# - **Recursive halving and doubling**: exchange halves with the rank at distance $N/2$, quarters at $N/4$, and so
+#   on, then back. It needs $2 \log_2 N$ rounds *and* only the bytes of the ring, on powers of two. Write it, and
 #   add it to the figure. What do you do with six ranks?
 # - Cut the tensor of your tree broadcast into pieces that follow one another. Which number of pieces is best,
-#   according to α and β?
+#   according to $\alpha$ and $\beta$?
 # - Sum 1e8, 1 and -1e8 in fp32 on three ranks, in all orders. Which of your algorithms gives every rank the
 #   same bits? Which gives the same bits on another number of ranks?
 # - Read `dlo_lib/comm/collectives/`: averages, maxima, groups of ranks, and the same cost model for six

@@ -108,7 +108,7 @@ figures.drift(run_ranks(four_trainings, 4, False), run_ranks(four_trainings, 4, 
 # sent after the start. Backward produces gradients from the last layer to the first. A gradient that is ready
 # can be sent while the others are still being computed.
 #
-# The figure is a *model* of the machine: backward takes 1 ms a layer, and a message takes α = 1 ms plus 1 ms for
+# The figure is a *model* of the machine: backward takes 1 ms a layer, and a message takes $\alpha = 1$ ms plus 1 ms for
 # each 64 KiB. Numbers are layers, letters are messages. Above, one message with all gradients follows backward;
 # below, four messages with three gradients each begin during backward. Communication to the right of the dashed
 # line is waiting time.
@@ -188,13 +188,14 @@ def average_of_two(divide_first: bool) -> float:
     return gradient.item()
 
 
-print(f"divide, then add: {run_ranks(average_of_two, 2, True)[0]:,.0f};", f"ReduceOp.AVG of gloo: {run_ranks(average_of_two, 2, False)[0]}")
+divided, averaged = (run_ranks(average_of_two, 2, first)[0] for first in (True, False))
+print(f"divide, then add: {divided:,.0f}; ReduceOp.AVG of gloo: {averaged}")
 
 # %% [markdown] id="average_after"
 # The result is right, but the method is slow for two reasons. First, the number of messages. The cell after
 # next sends the same 2 MiB of gradients in more and more all-reduces. **Predict first:** how many times as
-# long as one all-reduce of 2 MiB do 16 all-reduces take, and 256? (Use α and β of your fit of lab 10, or say that
-# an all-reduce of B bytes takes 0.2 ms + B / (1 GB/s).)
+# long as one all-reduce of 2 MiB do 16 all-reduces take, and 256? (Use $\alpha$ and $\beta$ of your fit of lab 10, or say that
+# an all-reduce of $B$ bytes takes 0.2 ms + $B$ / (1 GB/s).)
 
 # %% id="predict_messages" tags=["prediction"]
 predicted_messages = {"16 messages": None, "256 messages": None}  # times as long as one message
@@ -223,8 +224,8 @@ print(f"each further message costs {1e3 * (by_count[256] - by_count[1]) / 255:.2
 figures.messages(by_count, predicted_messages)
 
 # %% [markdown] id="buckets_text"
-# Every message costs a fixed time α, however short it is (lab 10). Llama 3.2 1B has 146 parameter tensors,
-# and 33 of them are norms of 8 KiB in fp32: a separate message for a norm spends most of its time in α.
+# Every message costs a fixed time $\alpha$, however short it is (lab 10). Llama 3.2 1B has 146 parameter tensors,
+# and 33 of them are norms of 8 KiB in fp32: a separate message for a norm spends most of its time in $\alpha$.
 # Second, nothing is sent while backward computes.
 #
 # ## 3 · Buckets
@@ -260,10 +261,15 @@ lab.check("buckets")
 
 # %% id="show_buckets" tags=["demo"]
 layers = [32 * KIB] * 24
-figures.plans({f"limit {limit // KIB} KiB": (layers, assign_buckets(layers, limit)) for limit in (16 * KIB, 128 * KIB, 1024 * KIB)})
+figures.plans(
+    {
+        f"limit {limit} KiB": (layers, assign_buckets(layers, limit * KIB))
+        for limit in (16, 128, 1024)
+    }
+)
 
 # %% [markdown] id="overlap_text"
-# Small buckets pay α too often; a large bucket starts too late. A good size is in between: PyTorch's default
+# Small buckets pay $\alpha$ too often; a large bucket starts too late. A good size is in between: PyTorch's default
 # is 25 MiB, with a first bucket of 1 MiB. (Why is the first one smaller?)
 #
 # ## 4 · Communicate while backward runs
@@ -294,14 +300,15 @@ figures.plans({f"limit {limit // KIB} KiB": (layers, assign_buckets(layers, limi
 
 # %% nbgrader={"grade_id": "overlap", "solution": true}
 class DataParallel(nn.Module):
-    """Average the gradients of `module` over all ranks while backward runs; call `finish()` after backward."""
+    """Average the gradients of `module` over all ranks during backward; then call `finish()`."""
 
     def __init__(self, module: nn.Module, bucket_bytes: int = 1024 * KIB) -> None:
         super().__init__()
         replicate(module)
         self.module, self.sync = module, True
         self.trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.buckets = assign_buckets([parameter.nbytes for parameter in self.trained], bucket_bytes)
+        sizes = [parameter.nbytes for parameter in self.trained]
+        self.buckets = assign_buckets(sizes, bucket_bytes)
         self.arrived, self.works = set(), []  # gradients of this pass; buckets that have started
         for i, parameter in enumerate(self.trained):
             parameter.register_post_accumulate_grad_hook(lambda _, i=i: self.on_gradient(i))
@@ -431,7 +438,7 @@ figures.waiting(waiting, after_backward, predicted_waiting)
 
 # %% [markdown] id="overlap_lesson"
 # The rightmost point has one bucket for all gradients: it is sent after backward, so nothing is hidden. The
-# leftmost point has one bucket a layer: as much as possible is hidden behind the sleep, but α is paid 12
+# leftmost point has one bucket a layer: as much as possible is hidden behind the sleep, but $\alpha$ is paid 12
 # times. No point reaches 0, because each gradient is copied into its bucket. Compare with the figure of your
 # buckets above. The line above the figure says when the picture disagrees with this text.
 #
@@ -449,7 +456,8 @@ def one_pass() -> None:
 trace = run_ranks(one_pass, 2, trace=True, explain=False).trace
 print("written:", trace.to_perfetto("overlap_trace.json"))
 first = min(event.issued for event in trace.select("all_reduce"))
-title = f"one backward pass: {trace.count('all_reduce', rank=0)} all-reduces a rank, {trace.hidden('all_reduce'):.0%} of their time hidden"
+number, hidden = trace.count("all_reduce", rank=0), trace.hidden("all_reduce")
+title = f"one backward pass: {number} all-reduces a rank, {hidden:.0%} of their time hidden"
 trace.plot(title, start=max(0.0, first - 0.015))
 
 # %% [markdown] id="accumulate_text"
@@ -466,7 +474,10 @@ trace.plot(title, start=max(0.0, first - 0.015))
 
 # %% nbgrader={"grade_id": "accumulate", "solution": true}
 def accumulate(model: DataParallel, losses: list) -> None:
-    """Run all backward passes; communicate once. `.grad` is that of the mean over all micro-batches and ranks."""
+    """Run all backward passes; communicate once.
+
+    `.grad` is that of the mean over all micro-batches and ranks.
+    """
     ### BEGIN SOLUTION
     with model.no_sync():
         for loss in losses[:-1]:
@@ -539,7 +550,8 @@ def rank_samples(length: int, rank: int, world: int, epoch: int, seed: int = 0) 
 lab.check("sampler")
 
 # %% id="show_sampler" tags=["demo"]
-figures.shares([[rank_samples(22, rank, 4, epoch) for rank in range(4)] for epoch in range(3)], length=22)
+by_epoch = [[rank_samples(22, rank, 4, epoch) for rank in range(4)] for epoch in range(3)]
+figures.shares(by_epoch, length=22)
 
 # %% [markdown] id="metrics_text"
 # The figure shows which rank sees which sample in three epochs; a double ring marks a repeated sample. In
@@ -556,7 +568,10 @@ figures.shares([[rank_samples(22, rank, 4, epoch) for rank in range(4)] for epoc
 
 # %% nbgrader={"grade_id": "metrics", "solution": true}
 def global_accuracy(logits: torch.Tensor, labels: torch.Tensor) -> float:
-    """Return the accuracy over the samples of all ranks. logits: (samples, classes); labels: (samples,) int64."""
+    """Return the accuracy over the samples of all ranks.
+
+    logits: (samples, classes). labels: (samples,) int64.
+    """
     ### BEGIN SOLUTION
     counts = torch.tensor([(logits.argmax(1) == labels).sum(), len(labels)])
     dist.all_reduce(counts)
@@ -657,7 +672,8 @@ LINES = {
 def step_of(name: str):
     """A training step of this form, which returns its seconds."""
     torch.set_num_threads(1)
-    x, net = torch.randn(32, 512), nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(8)))
+    x = torch.randn(32, 512)
+    net = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(8)))
     model, optimizer = FORMS[name](net), torch.optim.SGD(net.parameters(), lr=0.01)
 
     def step() -> float:
@@ -684,7 +700,10 @@ def steps_in_turn(names: list[str], repeats: int) -> dict[str, float]:
 
 
 def peak_memory(name: str) -> int:
-    """The most bytes of tensors in the third step: in the second one DistributedDataParallel builds its buckets anew."""
+    """The most bytes of tensors in the third step.
+
+    In the second one DistributedDataParallel builds its buckets anew.
+    """
 
     def build():
         step = step_of(name)
@@ -697,7 +716,8 @@ def peak_memory(name: str) -> int:
 by_form = run_ranks(steps_in_turn, 2, list(FORMS), 3 * REPEATS, explain=False)
 forms = []
 for name in FORMS:
-    sent = run_ranks(steps_in_turn, 2, [name], 0, trace=True, explain=False).trace.bytes("all_reduce", rank=0)
+    one_step = run_ranks(steps_in_turn, 2, [name], 0, trace=True, explain=False)
+    sent = one_step.trace.bytes("all_reduce", rank=0)
     seconds = max(each[name] for each in by_form)
     memory = max(run_ranks(peak_memory, 2, name, explain=False))
     lines = side_by_side.lines_of(*LINES[name])
@@ -775,12 +795,15 @@ figures.spread(noise)
 # that of the population (divide by the number of samples).
 #
 # Send only a few numbers per channel, not the samples. The mean of the ranks' variances is not the variance
-# (why?). Avoid E[x²] - E[x]², which loses its digits in fp32: for a mean of 10,000 and a standard deviation
-# of 1, E[x²] is about 100,000,001, and fp32 numbers of that size are 8 apart.
+# (why?). Avoid $E[x^2] - E[x]^2$, which loses its digits in fp32: for a mean of 10,000 and a standard deviation
+# of 1, $E[x^2]$ is about 100,000,001, and fp32 numbers of that size are 8 apart.
 
 # %% nbgrader={"grade_id": "moments", "solution": true}
 def global_moments(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and variance, each (channels,), over the samples of all ranks. x: (samples, channels)."""
+    """Return mean and variance, each (channels,), over the samples of all ranks.
+
+    x: (samples, channels).
+    """
     ### BEGIN SOLUTION
     count = torch.tensor(float(len(x)))
     total = x.sum(0)
@@ -830,19 +853,23 @@ import tempfile
 checkpoint = os.path.join(tempfile.mkdtemp(), "checkpoint.pt")
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(GPUS)}
+    port = str(free.getsockname()[1])
+meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(GPUS)}
 script = ["train_by_hand.py", "--checkpoint", checkpoint, "--epochs"]
+captured = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 ranks = []
 for rank in range(GPUS):
     environment = {**os.environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-    ranks.append(subprocess.Popen([sys.executable, *script, "2"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    ranks.append(subprocess.Popen([sys.executable, *script, "2"], env=environment, **captured))
 for rank in ranks:
     print(rank.communicate()[0], end="")
 
 # %% id="run_torchrun" tags=["demo"]
-torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={GPUS}"]
+torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+torchrun.append(f"--nproc-per-node={GPUS}")
 if GPUS > 1:
-    print(subprocess.run([*torchrun, *script, "4"], check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout)
+    done = subprocess.run([*torchrun, *script, "4"], check=False, **captured)
+    print(done.stdout)
 
 # %% [markdown] id="launch_questions"
 # - Rank 0 is killed while it writes the checkpoint. What does the next start find?
@@ -870,7 +897,9 @@ from dlo_lib.labkit import at_scale
 
 large = ["--model", "llama-3.2-1b", "--seq", "2048", "--precision", "bf16", "--steps", "100"]
 flags = ["--parallel", "ddp", "--batch", "4", "--accumulation", "2"]
-job = cluster.submit("dlo_lib.train", [*large, *flags], gpus=16, site="jean-zay-a100", account="abc", dry_run=True)
+job = cluster.submit(
+    "dlo_lib.train", [*large, *flags], gpus=16, site="jean-zay-a100", account="abc", dry_run=True
+)
 print("For SLURM, 2 nodes of 8 GPUs:", at_scale.directives(job), sep="\n")
 
 # %% [markdown] id="further"
