@@ -188,8 +188,8 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
         name = type(optimizer).__name__
         raise UserError(
             f"{name} does not update each element by itself, and FSDP gives it the rows of this rank: "
-            f"use AdamW, SGD or another elementwise optimiser, or DDP with ShardedOptimizer(params, {name}), "
-            "which updates whole parameters"
+            f"use AdamW, SGD or another elementwise optimiser, or DDP with {name} (ShardedOptimizer "
+            "shards its state if it updates each parameter by itself)"
         )
     _seen.add(optimizer)
     if groups:

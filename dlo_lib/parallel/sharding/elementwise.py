@@ -1,21 +1,29 @@
-"""Which optimisers may update parts of parameters: those that update each element by itself.
+"""Which optimisers may update a part of the model: parts of parameters, or some of the parameters.
 
-For the optimisers of PyTorch and of this library, this is known. Another one is tried on small matrices: it
-makes a few steps with whole matrices, and with their first rows only. If the first rows then differ, an
-update depends on other elements, as with the norms of LARS, the rows and columns of Adafactor, or the
-orthogonal matrices of Muon.
+    each element by itself      AdamW, SGD, ...               any part
+    each parameter by itself    Adafactor, Muon, LARS, ...    whole parameters
+    all parameters together     Prodigy, L-BFGS, ...          the whole model
 
-Cost: a few steps of an unknown optimiser on 48 elements, once.
+For the optimisers of PyTorch and of this library, the first kind is known. Another one is tried on small
+parameters: it makes a few steps with all of them, and with a part of them. If the part then differs, an
+update depends on other elements, as with the norms of LARS, the rows and columns of Adafactor, the orthogonal
+matrices of Muon, or the step size that Prodigy estimates from all parameters.
+
+Cost: some steps of an unknown optimiser on 50 to 300 elements, once.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 from collections import OrderedDict, defaultdict
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dlo_lib.kernels import FusedAdamW
 
@@ -37,8 +45,35 @@ ELEMENTWISE: frozenset[type[torch.optim.Optimizer]] = frozenset(
 ) | {FusedAdamW}
 """The optimisers that update each element independently, and can therefore update parts of parameters."""
 
-_STEPS = 3
-_ROWS, _ALL_ROWS = 2, 4
+# Muon is in torch 2.9 and later.
+_EACH_PARAM = ELEMENTWISE | {
+    getattr(torch.optim, name) for name in ("Adafactor", "Muon") if hasattr(torch.optim, name)
+}
+
+_GRAD_SCALES = (*[1.0] * 8, 1e3, 1e3)
+"""The scales of the gradients of the steps: enough steps for an estimate of the step size to change, and
+gradients that a limit of their norm clips."""
+_LEARNING_RATES = (None, 0.1, 1.0)
+"""None: that of the optimiser. It may be 0 in a warm-up, and an estimate may begin to change late with it."""
+_ROWS, _MATRIX = 2, (4, 6)
+_LARGEST = 5
+"""The largest size of a dimension of a small parameter."""
+_CLOSE = 1e-4
+"""The largest difference, relative to the largest change of a parameter."""
+
+Group = dict[str, Any]
+Make = Callable[[list[Group]], torch.optim.Optimizer]
+
+
+class _Part(NamedTuple):
+    """Some parameters of each group, and some rows of them."""
+
+    params: slice = slice(None)
+    rows: slice | None = None
+
+    def of(self, values: Tensor) -> Tensor:
+        """Return the rows of ``values``, (any, *shape of a parameter)."""
+        return values if self.rows is None else values[:, self.rows]
 
 
 def updates_elements(optimizer: torch.optim.Optimizer) -> bool:
@@ -48,38 +83,184 @@ def updates_elements(optimizer: torch.optim.Optimizer) -> bool:
     A class whose attribute ``updates_shards`` is True reads ``param.shard_of`` and computes over the ranks
     itself.
     """
-    inner = getattr(optimizer, "_inner", None)  # of MasterWeights
-    if isinstance(inner, torch.optim.Optimizer):
-        return updates_elements(inner)
+    optimizer = _innermost(optimizer)
     if type(optimizer) in ELEMENTWISE or getattr(optimizer, "updates_shards", False):
         return True
-    try:
-        whole, part = _updated(optimizer, _ALL_ROWS), _updated(optimizer, _ROWS)
-    except Exception:  # noqa: BLE001 - it needs a closure, or other parameters: it is not known to be right
-        return False
-    return all(torch.allclose(one[:_ROWS], other, atol=1e-6) for one, other in zip(whole, part, strict=True))
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    shapes: list[list[tuple[int, ...]]] = [[_MATRIX] for _ in optimizer.param_groups]
+
+    def make(groups: list[Group]) -> torch.optim.Optimizer:
+        return _copy_of(optimizer, groups, params)
+
+    groups = [_options_of(group) for group in optimizer.param_groups]
+    return _Trial(make, groups, shapes, _device_of(params), [_Part(rows=slice(0, _ROWS))]).parts_agree()
 
 
-def _updated(optimizer: torch.optim.Optimizer, rows: int) -> list[torch.Tensor]:
-    """Return small matrices after a few steps of a copy of ``optimizer`` with the same options. Of ``rows``
-    rows, the first ones are the same for any number. A schedule replaces the ``step`` of the optimiser, which
-    the copy leaves out."""
-    random = torch.Generator().manual_seed(0)
-    values = [torch.randn(_STEPS + 1, _ALL_ROWS, 6, generator=random) for _ in optimizer.param_groups]
-    params = [nn.Parameter(value[0, :rows].clone()) for value in values]
+def updates_params(
+    optimizer_cls: type[torch.optim.Optimizer], groups: Sequence[Group], options: Group
+) -> bool:
+    """Return whether ``optimizer_cls(groups, **options)`` updates each parameter independently of the others.
+
+    A class whose attribute ``updates_each_param`` is True is not tried.
+    """
+    if optimizer_cls in _EACH_PARAM or getattr(optimizer_cls, "updates_each_param", False):
+        return True
+    params = [param for group in groups for param in group["params"]]
+    if any(type(param) not in (Tensor, nn.Parameter) for param in params):
+        return True  # fake tensors of a simulation, which have no values
+
+    def make(groups: list[Group]) -> torch.optim.Optimizer:
+        return optimizer_cls(groups, **options)
+
+    held = [_options_of(group) for group in groups]
+    shapes = [_small_shapes(group["params"]) for group in groups]
+    parts = [_Part(slice(first, None, 2)) for first in (0, 1)]
+    return _Trial(make, held, shapes, _device_of(params), parts).parts_agree()
+
+
+def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimiser that ``optimizer`` wraps: that of ``MasterWeights``, or of a sharded one."""
+    for name in ("_inner", "local"):
+        inner = getattr(optimizer, name, None)
+        if isinstance(inner, torch.optim.Optimizer):
+            return _innermost(inner)
+    return optimizer
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Steps of an unknown optimiser with small parameters.
+
+    Attributes:
+        make: makes the optimiser of groups of parameters.
+        groups: the options of the groups.
+        shapes: the shapes of the parameters of each group.
+        device: the device of the parameters.
+        parts: those that are compared with all parameters.
+    """
+
+    make: Make
+    groups: Sequence[Group]
+    shapes: Sequence[Sequence[tuple[int, ...]]]
+    device: torch.device
+    parts: Sequence[_Part]
+
+    def parts_agree(self) -> bool:
+        """Return whether steps with all parameters, and with parts of them, change these parts equally."""
+        for dtype, with_closure in itertools.product((torch.float64, torch.float32), (False, True)):
+            try:
+                return all(self._agree(dtype, with_closure, rate) for rate in _LEARNING_RATES)
+            except Exception:  # noqa: BLE001 - it may need a closure, or parameters in fp32
+                continue
+        return False  # it needs other parameters: it is not known to be right
+
+    def _agree(self, dtype: torch.dtype, with_closure: bool, rate: float | None) -> bool:
+        random = torch.Generator().manual_seed(0)
+        rows = 2 + len(_GRAD_SCALES)
+        values = [
+            [torch.randn(rows, *shape, generator=random).to(self.device, dtype) for shape in some]
+            for some in self.shapes
+        ]
+        whole = self._updated(values, _Part(), with_closure, rate)
+        for part in self.parts:
+            after = self._updated(values, part, with_closure, rate)
+            for some, expected, found in zip(values, whole, after, strict=True):
+                for first, one, other in zip(some[part.params], expected[part.params], found, strict=True):
+                    if not _is_close(part.of(one), other, part.of(first)[0]):
+                        return False
+        return True
+
+    def _updated(
+        self, values: Sequence[Sequence[Tensor]], part: _Part, with_closure: bool, rate: float | None
+    ) -> list[list[Tensor]]:
+        """Return the parameters of ``part`` after each step, (steps, *shape), by group. The gradient of an
+        element depends on this element only.
+
+        Args:
+            values: the first value and the aim of each parameter, and factors of its gradients.
+        """
+        chosen = [[part.of(value) for value in some[part.params]] for some in values]
+        params = [[nn.Parameter(value[0].clone()) for value in some] for some in chosen]
+        groups = [{**group, "params": some} for group, some in zip(self.groups, params, strict=True)]
+        optimizer: Any = self.make(groups)
+        _set_rate(optimizer.param_groups, rate)
+        pairs = [pair for both in zip(params, chosen) for pair in zip(*both)]
+        history: list[list[list[Tensor]]] = [[[] for _ in some] for some in params]
+
+        def compute_gradients(step: int) -> Tensor:
+            for param, value in pairs:
+                param.grad = _GRAD_SCALES[step] * value[2 + step].abs() * (param.detach() - value[1])
+            return torch.ones(())
+
+        with torch.random.fork_rng(devices=[]):
+            for step in range(len(_GRAD_SCALES)):
+                torch.manual_seed(0)
+                compute_gradients(step)
+                optimizer.step(*[functools.partial(compute_gradients, step)] * with_closure)
+                for taken, some in zip(history, params):
+                    for steps, param in zip(taken, some):
+                        steps.append(param.detach().clone())
+        return [[torch.stack(steps) for steps in taken] for taken in history]
+
+
+def _is_close(expected: Tensor, found: Tensor, first: Tensor) -> bool:
+    """Compare the values after each step, (steps, *shape), relative to their distance from the ``first``
+    ones. Steps that diverge are left out."""
+    steps = len(expected)
+    finite = expected.reshape(steps, -1).isfinite().all(1)
+    change, difference = (
+        (expected - other).abs().reshape(steps, -1).amax(1)[finite] for other in (first, found)
+    )
+    rounding = 8 * torch.finfo(first.dtype).eps * float(first.abs().max())
+    return bool((difference <= _CLOSE * change + rounding).all())
+
+
+def _copy_of(
+    optimizer: torch.optim.Optimizer, groups: list[Group], params: Iterable[Tensor]
+) -> torch.optim.Optimizer:
+    """Return a copy of ``optimizer`` with other groups and without a state. A schedule replaces the ``step``
+    of the optimiser, which the copy leaves out.
+
+    Raises:
+        ValueError: the optimiser has a list of its ``params`` that the copy would change.
+    """
     twin: Any = object.__new__(type(optimizer))
-    twin.__dict__.update({key: copy.copy(held) for key, held in vars(optimizer).items() if key != "step"})
-    twin.state = defaultdict(dict)
-    twin.param_groups = [
-        {**group, "params": [param]} | ({"lr": 0.1} if "lr" in group else {})  # it may be 0 in a warm-up
-        for group, param in zip(optimizer.param_groups, params, strict=True)
-    ]
+    held = {key: copy.copy(value) for key, value in vars(optimizer).items() if key != "step"}
+    real = set(map(id, params))
+    for key, value in held.items():
+        if key not in ("param_groups", "state") and real.intersection(map(id, _members(value))):
+            raise ValueError(f"{key} holds parameters")
+    twin.__dict__.update(held)
+    twin.state, twin.param_groups = defaultdict(dict), groups
     for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         setattr(twin, hooks, OrderedDict())
-    with torch.random.fork_rng(devices=[]):
-        for step in range(_STEPS):
-            for param, value in zip(params, values, strict=True):
-                param.grad = value[step + 1, :rows].clone()
-            torch.manual_seed(0)
-            twin.step()
-    return [param.detach() for param in params]
+    copied: torch.optim.Optimizer = twin
+    return copied
+
+
+def _members(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return [*value.keys(), *value.values()]
+    return value if isinstance(value, list | tuple | set) else (value,)
+
+
+def _options_of(group: Group) -> Group:
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+
+
+def _set_rate(groups: list[Group], rate: float | None) -> None:
+    for group in groups:
+        own = group.get("lr")
+        if rate is not None and own is not None:
+            group["lr"] = torch.full_like(own, rate) if isinstance(own, Tensor) else rate
+
+
+def _small_shapes(params: Sequence[Tensor]) -> list[tuple[int, ...]]:
+    """Return different shapes of small parameters with the dimensions of ``params``: two to four of them."""
+    shapes = [tuple(min(size, _LARGEST) for size in param.shape) for param in params if param.numel()]
+    found = list(dict.fromkeys(shapes))[:4] or [_MATRIX]
+    return found if len(found) > 1 else found * 2
+
+
+def _device_of(params: Sequence[Tensor]) -> torch.device:
+    return params[0].device if params else torch.device("cpu")

@@ -31,7 +31,7 @@ from torch.optim.optimizer import ParamsT
 
 from dlo_lib.errors import UserError
 from dlo_lib.parallel.protocol import FlatRange, MemoryObserver, ParamShard, process_group
-from dlo_lib.parallel.sharding.elementwise import ELEMENTWISE
+from dlo_lib.parallel.sharding.elementwise import ELEMENTWISE, updates_params
 from dlo_lib.parallel.sharding.sharded_grad import RemoteGrad
 from dlo_lib.parallel.zero.flat_params import Partition, PartitionBy, Piece
 from dlo_lib.parallel.zero.state_dict import full_state_dict, load_full_state_dict, load_local_state
@@ -53,7 +53,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             its device, and do not move the model afterwards.
         optimizer_cls: a class whose update of a parameter depends on that parameter only. For the classes in
             ``sharding.elementwise.ELEMENTWISE``, each rank updates an equal part of the memory; for others,
-            whole parameters.
+            whole parameters. An unknown class is tried on small parameters first, unless its attribute
+            ``updates_each_param`` is True.
         group: the ranks; None for all ranks.
         partition: an existing partition of the same parameters (``ShardedDDP.partition``); None creates one
             over ``group``.
@@ -66,9 +67,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         options: keyword arguments of ``optimizer_cls``.
 
     Raises:
-        UserError: there is no process group; the optimiser needs all parameters at once (L-BFGS); in
-            ``step``, a gradient is sparse, or belongs to a parameter that was frozen when it was added, or a
-            parameter was moved or cast in the meantime.
+        UserError: there is no process group; the optimiser needs all parameters at once, as L-BFGS and
+            Prodigy do; in ``step``, a gradient is sparse, or belongs to a parameter that was frozen when it
+            was added, or a parameter was moved or cast in the meantime.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 "make the partition with split=PartitionBy.PARAMETERS",
             )
         super().__init__(params, options)
+        self._check_each_param_alone()
         # Add the parameters of all groups together, because a bucket may contain several groups
         if self._may_grow:
             self.partition.add(param for held in self.param_groups for param in held["params"])
@@ -115,9 +117,20 @@ class ShardedOptimizer(torch.optim.Optimizer):
         parameters must be in this partition."""
         super().add_param_group(param_group)
         if self.local is not None:
+            self._check_each_param_alone()
             if self._may_grow:
                 self.partition.add(self.param_groups[-1]["params"])
             self._add_to_local(self.param_groups[-1])
+
+    def _check_each_param_alone(self) -> None:
+        if self.partition.ranks == 1 or updates_params(self._cls, self.param_groups, self._options):
+            return
+        name = self._cls.__name__
+        raise UserError(
+            f"{name} does not update each parameter by itself, and ShardedOptimizer gives each rank some of "
+            f"them: use an optimiser of single parameters, such as AdamW or Adafactor, or DDP with {name} "
+            "itself, which has all parameters on every rank"
+        )
 
     def _add_to_local(self, held: dict[str, Any]) -> None:
         if missing := [
