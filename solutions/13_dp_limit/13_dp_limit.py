@@ -16,7 +16,7 @@
 #
 # Words: memory footprint (*empreinte mémoire*), optimiser state (*état de l'optimiseur*), mixed precision
 # (*précision mixte*), data parallelism (*parallélisme de données*), training step (*pas d'apprentissage*).
-# Memory is given in **GiB** = 2³⁰ bytes, as CUDA reports it.
+# Memory is given in **GiB** = $2^{30}$ bytes, as CUDA reports it.
 
 # %% id="setup"
 import math
@@ -187,12 +187,12 @@ figures.parameters(counts)
 # - `weights` and `gradients`: one number a parameter each;
 # - `optimizer`: AdamW keeps two moments a parameter. SGD with momentum keeps one velocity, plain SGD keeps no
 #   state;
-# - `temporaries`: memory that the *step itself* allocates and frees. AdamW computes a denominator √v + ε
+# - `temporaries`: memory that the *step itself* allocates and frees. AdamW computes a denominator $\sqrt{v} + \epsilon$
 #   before it updates a weight. PyTorch has three implementations of the same arithmetic:
 #
 # | step | how | temporaries of AdamW at the worst moment |
 # |---|---|---|
-# | `"for-loop"` | parameter after parameter | √v and its quotient, both as large as the **largest parameter tensor** |
+# | `"for-loop"` | parameter after parameter | $\sqrt{v}$ and its quotient, both as large as the **largest parameter tensor** |
 # | `"foreach"` (CUDA's default) | one kernel per operation, over **all** parameters at once | the denominators of all parameters together |
 # | `"fused"` | one kernel does everything | none: every value is computed in a register |
 #

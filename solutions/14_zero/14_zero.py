@@ -76,14 +76,14 @@ figures.copies(at_64[0], 64)
 # %% [markdown] id="idea"
 # ## The idea
 #
-# | stage | divided over the N ranks | bytes at rest (fp32, AdamW) |
+# | stage | divided over the $N$ ranks | bytes at rest (fp32, AdamW) |
 # |---|---|---|
-# | 0 (DDP) | nothing | 16 Ψ |
-# | 1 | optimiser state | 8 Ψ + 8 Ψ/N |
-# | 2 | and gradients | 4 Ψ + 12 Ψ/N |
-# | 3 | and parameters | 16 Ψ/N |
+# | 0 (DDP) | nothing | $16\Psi$ |
+# | 1 | optimiser state | $8\Psi + 8\Psi/N$ |
+# | 2 | and gradients | $4\Psi + 12\Psi/N$ |
+# | 3 | and parameters | $16\Psi/N$ |
 #
-# Ψ is the number of parameters. An all-reduce *is* a reduce-scatter followed by an all-gather (lab 10): stage 2
+# $\Psi$ is the number of parameters. An all-reduce *is* a reduce-scatter followed by an all-gather (lab 10): stage 2
 # runs the optimiser's step between the two halves. What each stage sends, you will predict after step 6.
 
 # %% [markdown] id="state_text"
@@ -354,7 +354,7 @@ lab.check("stage3")
 
 # %% [markdown] id="stage3_after"
 # What does each stage cost? The next cells count the bytes that a rank sends in one step of an MLP of 4 layers,
-# in units of B f: the bytes of its parameters, times (N-1)/N.
+# in units of $Bf$: the bytes of its parameters, times $(N-1)/N$.
 #
 # **Predict, then measure.** Replace each `None` by your number. (Here stage 1 uses DDP's all-reduce, then
 # `ShardedOptimizer`; stage 3 gathers in forward and again in backward.) The cell is not graded.
@@ -450,13 +450,13 @@ predicted_bars(traffic, traffic_guess, "sent by a rank and step (B f)")
 # %% [markdown] id="same_text"
 # | stage | sent by a rank and step |
 # |---|---|
-# | 0 (DDP) | 2 B f: an all-reduce is a reduce-scatter (B f) and an all-gather (B f) |
-# | 1 | 2 B f + B f with DDP's all-reduce, as here; B f + B f with the reduce-scatter of stage 2 |
-# | 2 | B f + B f: as many bytes as DDP |
-# | 3 | B f + 2 B f |
+# | 0 (DDP) | $2Bf$: an all-reduce is a reduce-scatter ($Bf$) and an all-gather ($Bf$) |
+# | 1 | $2Bf + Bf$ with DDP's all-reduce, as here; $Bf + Bf$ with the reduce-scatter of stage 2 |
+# | 2 | $Bf + Bf$: as many bytes as DDP |
+# | 3 | $Bf + 2Bf$ |
 #
 # Stage 3 sends 1.5 times the bytes of DDP. For this price, the training state (weights, gradients, optimiser
-# state) can be N times as large; activations are not divided.
+# state) can be $N$ times as large; activations are not divided.
 #
 # ## 7 · For real: the same training
 #
@@ -496,7 +496,7 @@ figures.stages(own, {stage: state_bytes(numbers, 4, stage) for stage in STAGES},
 
 # %% [markdown] id="memory_lesson"
 # Where are the bars longer than the diamonds? In stages 1 and 2 your pieces are *copies* of weights that the
-# rank also has whole: 4 Ψ/N bytes more than the formula. The library moves the parameters into one flat
+# rank also has whole: $4\Psi/N$ bytes more than the formula. The library moves the parameters into one flat
 # buffer and makes each piece a *view* of it (`dlo_lib/parallel/zero/flat_params.py`), so it needs no copy.
 
 # %% [markdown] id="offload_text"
@@ -551,8 +551,8 @@ class OffloadedOptimizer:
 lab.check("offload")
 
 # %% [markdown] id="offload_after"
-# Each step now has three parts that DDP does not have: gradients go to the CPU (2 Ψ/N bytes), weights return
-# (2 Ψ/N bytes), and the CPU computes the update. The cell measures the third part with your class, on the cores
+# Each step now has three parts that DDP does not have: gradients go to the CPU ($2\Psi/N$ bytes), weights return
+# ($2\Psi/N$ bytes), and the CPU computes the update. The cell measures the third part with your class, on the cores
 # of this machine, and scales it to the 3.2 billion parameters of the model on 1, 8 and 64 ranks. (Here each rank
 # has the cores of this machine for itself; on a node, 8 ranks share the cores.)
 #
@@ -865,7 +865,7 @@ print(
 )
 
 # %% [markdown] id="stage3_lesson"
-# The gradients are equal, and both send 3 B f: `fully_shard` also gathers each layer in forward and in backward, and reduce-scatters its
+# The gradients are equal, and both send $3Bf$: `fully_shard` also gathers each layer in forward and in backward, and reduce-scatters its
 # gradient. Both hold about the same, because only one layer is whole at a time, with its whole gradient. `fully_shard` computes
 # nothing twice: its hooks free the memory of the whole weight and fill it again before backward, where you use `checkpoint`. Its time on
 # this machine says little, because two ranks share the cores with their messages. On GPUs it gathers the next layer while one computes. Lab 15
@@ -900,8 +900,8 @@ print(
 #
 # <details><summary>Answers</summary>
 #
-# A step has 256 / (4 × 16) = 4 backward passes. A full bucket has 5·10⁸ elements of 2 bytes, so 10⁹ bytes. On 48 GPUs,
-# 256 / (4 × 48) is not a whole number: DeepSpeed refuses to start.
+# A step has $256 / (4 \times 16) = 4$ backward passes. A full bucket has $5 \cdot 10^8$ elements of 2 bytes, so $10^9$ bytes. On 48 GPUs,
+# $256 / (4 \times 48)$ is not a whole number: DeepSpeed refuses to start.
 #
 # </details>
 #
@@ -979,7 +979,7 @@ print(columns(rows))
 # %% [markdown] id="deepspeed_lesson"
 # The losses are yours. The line of stage 2 is the unexpected one: this version of DeepSpeed averages the gradients
 # of stages 1 and 2 with an all-reduce for each bucket, of which a rank keeps its piece (its option
-# `use_multi_rank_bucket_allreduce`). That saves memory as stage 2 does, but it sends 3 B f instead of 2 B f. Stage 3
+# `use_multi_rank_bucket_allreduce`). That saves memory as stage 2 does, but it sends $3Bf$ instead of $2Bf$. Stage 3
 # sends a reduce-scatter and two all-gathers, as your `Gather` does. So read what a library sends in a trace, not in
 # a paper.
 

@@ -100,13 +100,13 @@ explore(one_moment, moment=range(31))
 # %% [markdown] id="formulas"
 # At most two units are whole: the root and one block. Whole gradients exist from the backward of a unit to its reduction.
 #
-# With Ψ parameters, N ranks, B_p and B_g the bytes of all parameters and of all gradients (padding included),
+# With $\Psi$ parameters, $N$ ranks, $B_p$ and $B_g$ the bytes of all parameters and of all gradients (padding included),
 # $f = \frac{N-1}{N}$:
 #
 # | | memory at rest (fp32, AdamW) | sent by a rank and step |
 # |---|---|---|
-# | DDP | 16 Ψ | 2 B_g f |
-# | FSDP, blocks freed after forward | 16 Ψ/N | 2 B_p f + B_g f (the root only once: B_p f + B_g f) |
+# | DDP | $16\Psi$ | $2B_g f$ |
+# | FSDP, blocks freed after forward | $16\Psi/N$ | $2B_p f + B_g f$ (the root only once: $B_p f + B_g f$) |
 #
 # You will measure both columns with your code.
 
@@ -132,7 +132,7 @@ figures.cuts({"q": (6, 8), "k": (3, 8), "up": (10, 8)}, world=4)
 # **Core · 5 min · ●○○**
 #
 # Write `own_rows(length, rank, world)`: the rows of this rank, of a parameter with `length` rows, as (start,
-# stop). With c = ceil(length / world), rank r has rows r·c to (r+1)·c, as far as they exist; both are
+# stop). With `c = ceil(length / world)`, rank $r$ has rows $rc$ to $(r+1)c$, as far as they exist; both are
 # `length` for a rank without any.
 
 # %% nbgrader={"grade_id": "rows", "solution": true}
@@ -855,7 +855,7 @@ figures.losses(curves)
 # ## At scale
 #
 # The next cell runs one step at true size, on fake tensors, with the library's FSDP, for one rank of up
-# to 512. The circles are 16 Ψ/N: weights, optimiser state and the rows of the gradients that a rank owns. FSDP does not
+# to 512. The circles are $16\Psi/N$: weights, optimiser state and the rows of the gradients that a rank owns. FSDP does not
 # divide what is above them. (About 25 s.)
 #
 # **Predict:** how many GiB does a rank of 8, of 64 and of 512 hold at the peak? Llama 3.2 3B has 3.2 billion parameters, of
@@ -880,7 +880,7 @@ print(compared(guesses, peaks, "{:.1f} GiB".format))
 figures.true_size({world: report.at_peak for world, report in reports.items()}, numbers, guesses)
 
 # %% [markdown] id="scale_lesson"
-# One rank alone would need more than 48 GiB (16 Ψ; it is not in the figure). Eight ranks save most of it; from 64 to 512 ranks there is
+# One rank alone would need more than 48 GiB ($16\Psi$; it is not in the figure). Eight ranks save most of it; from 64 to 512 ranks there is
 # little left to save. The rest is not divided by the number of ranks: the units that are whole, and their
 # whole gradients during backward. (The tied embedding is by far the largest.) More ranks then give speed, not
 # memory. (Activation checkpointing is already on. Lab 16 continues with prefetch, `reshard_after_forward`,

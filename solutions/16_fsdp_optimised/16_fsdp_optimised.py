@@ -91,7 +91,7 @@ figures.last_step(simple, "gather, wait, compute, free")
 #
 # Write `plan(units, reshard)` for one step: forwards 0, 1, ..., backwards in the opposite order, so that
 #
-# - when a unit computes, **the gather of the unit that computes after it has started**: of k+1 in forward, of k-1 in backward. The last
+# - when a unit computes, **the gather of the unit that computes after it has started**: of $k+1$ in forward, of $k-1$ in backward. The last
 #   unit of forward is also the first of backward, and unit 0 is the last of backward: there is no gather ahead for them;
 # - with `reshard=True`, **at most two units** are whole or in transit at any time, and each unit is gathered
 #   again for backward, except the last one, which stays whole;
@@ -134,13 +134,13 @@ figures.plans({"reshard=True": plan(4), "reshard=False": plan(4, reshard=False)}
 # No later core exercise needs this one.
 #
 # PyTorch calls this choice `reshard_after_forward`. `True` frees a unit after forward. `False` keeps it whole until its
-# backward. A number g is between them: g ranks, mostly those of one node, hold the unit together until its backward, and
-# each of them keeps 1/g of it. In this exercise `keep` is the number of ranks that hold a unit together:
+# backward. A number $g$ is between them: $g$ ranks, mostly those of one node, hold the unit together until its backward, and
+# each of them keeps $1/g$ of it. In this exercise `keep` is the number of ranks that hold a unit together:
 #
 # | `reshard_after_forward` | `keep` | gathered weights that a rank keeps of a unit after its forward | its gather in backward |
 # |---|---|---|---|
 # | `True` | `world` | none: it keeps its shard, which is not gathered | from all ranks |
-# | g | g | 1/g of the unit | from g ranks, inside the node |
+# | $g$ | $g$ | $1/g$ of the unit | from $g$ ranks, inside the node |
 # | `False` | 1 | the whole unit | sends nothing |
 #
 # Write `gather_cost(units, world, keep)`, where `units` are the bytes of the weights of each unit. The function returns two
@@ -149,8 +149,8 @@ figures.plans({"reshard=True": plan(4), "reshard=False": plan(4, reshard=False)}
 # - **peak**: the most bytes of gathered weights that the rank holds at once. While a unit computes in forward, the rank holds
 #   this unit, the next one, which is already whole or in transit (your plan of step 1), and of each earlier unit the
 #   part in the table;
-# - **sent**: the bytes that a rank sends in all gathers together, with a ring: B(n-1)/n for a unit of B bytes and n ranks. In
-#   forward n is `world`, in backward n is `keep`.
+# - **sent**: the bytes that a rank sends in all gathers together, with a ring: $B(n-1)/n$ for a unit of $B$ bytes and $n$ ranks. In
+#   forward $n$ is `world`, in backward $n$ is `keep`.
 #
 # The last unit stays whole with every policy, so it has no gather in backward.
 
@@ -193,12 +193,12 @@ figures.policies(sent, {keep: gather_cost(blocks, 64, keep)[0] / GIB for keep in
 #
 # No later exercise needs this one. Its figure needs step 2 too.
 #
-# A message costs α seconds before the first byte, and β seconds for each byte. Small units mean many
-# messages, each with its α. Large units mean few messages, but two units must be whole at once, and the rank
+# A message costs $\alpha$ seconds before the first byte, and $\beta$ seconds for each byte. Small units mean many
+# messages, each with its $\alpha$. Large units mean few messages, but two units must be whole at once, and the rank
 # waits for the whole first one.
 #
 # A unit is `(bytes, seconds)`: the size of its weights, and the time of its forward. As in your plan, the
-# gather of unit k+1 starts when unit k begins to compute, and not earlier. Write
+# gather of unit $k+1$ starts when unit $k$ begins to compute, and not earlier. Write
 #
 # - `forward_time(units, alpha, beta)`: the seconds from the first gather to the end of the last forward;
 # - `choose_units(blocks, limit, alpha, beta)`: the number of consecutive blocks in each unit, as a list such
@@ -334,7 +334,7 @@ lab.check("gather")
 # - The method that starts a reduction does not wait for it. `end_of_backward` waits for all reductions (`wait_reduce`).
 # - The last block stays whole after forward. With `reshard_after_forward=False` every block does; there `start_gather` does nothing in
 #   backward.
-# - At k = 0 no block precedes. In Python `units[k - 1]` is then the *last* block. If its gather starts there, the next step
+# - At $k = 0$ no block precedes. In Python `units[k - 1]` is then the *last* block. If its gather starts there, the next step
 #   computes with the weights of this step.
 #
 # How many gathers has a step of six blocks, with and without freeing blocks after forward?
@@ -440,7 +440,7 @@ predicted_bars(counted, expected_gathers, "gathers of one step,\n6 blocks")
 
 # %% [markdown] id="overlap_lesson"
 # The gathers are below blue: computing hides them. Of a reduction the figure draws only the start, because gloo reports
-# its end only to a process that waits for it; the reduction of unit k is in transit while unit k-1 computes. The red at the beginning is the
+# its end only to a process that waits for it; the reduction of unit $k$ is in transit while unit $k-1$ computes. The red at the beginning is the
 # first gather, and the red at the end the last reduction: no computing is left that could hide them.
 
 # %% [markdown] id="checkpoint_text"
@@ -602,7 +602,7 @@ figures.links(crossings, expected_links)
 
 # %% [markdown] id="hybrid_lesson"
 # Fewer bytes pass between nodes, and no forward waits for them: what leaves the node is the all-reduce of a
-# gradient, which can overlap with the rest of backward. The cost is a state of 16Ψ/S bytes instead of 16Ψ/N.
+# gradient, which can overlap with the rest of backward. The cost is a state of $16\Psi/S$ bytes instead of $16\Psi/N$.
 
 # %% [markdown] id="sweep_text"
 # ## 8 · The sweep
@@ -686,7 +686,7 @@ figures.break_even({mib: fastest(runs, mib * 2**20) for mib in sweep.limits(runs
 #
 # **Optional · 15 min · ●●○**
 #
-# After sharding, the state of the optimiser has 8Ψ/N bytes, and is used once per step. It can be in the
+# After sharding, the state of the optimiser has $8\Psi/N$ bytes, and is used once per step. It can be in the
 # memory of the processor. The device then keeps parameters in bf16 for computing; the host keeps **master**
 # weights in fp32, and both moments.
 #

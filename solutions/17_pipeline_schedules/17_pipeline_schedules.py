@@ -257,21 +257,21 @@ except UserError as error:
 #
 # **Core · 22 min · ●●●**
 #
-# Filling takes p − 1 forwards *of one stage*. Thinner stages make it shorter: give each rank **v stages**,
-# each with 1/v of its layers. Stage s is on rank s mod p, so a micro-batch visits every rank v times.
+# Filling takes $p - 1$ forwards *of one stage*. Thinner stages make it shorter: give each rank **$v$ stages**,
+# each with $1/v$ of its layers. Stage $s$ is on rank $s$ mod $p$, so a micro-batch visits every rank $v$ times.
 #
-# Megatron-LM's order, for m a multiple of p:
+# Megatron-LM's order, for $m$ a multiple of $p$:
 #
-# - **forwards**: in groups of p micro-batches. A group passes through the stages of the rank in ascending
-#   order (r, then r + p, ...); then the next group follows;
+# - **forwards**: in groups of $p$ micro-batches. A group passes through the stages of the rank in ascending
+#   order ($r$, then $r + p$, ...); then the next group follows;
 # - **backwards**: the same groups, the stages of the rank in *descending* order;
-# - **warm-up**: (v − 1)·p + 2·(p − r − 1) forwards, at most all m·v; then one forward and one backward in
+# - **warm-up**: $(v-1)p + 2(p-r-1)$ forwards, at most all $mv$; then one forward and one backward in
 #   turns, then the remaining backwards.
 #
-# The factor 2 is there for the messages. With p − r − 1 the bubble would be the same if messages were free. In
+# The factor 2 is there for the messages. With $p-r-1$ the bubble would be the same if messages were free. In
 # reality each message would be waited for.
 #
-# With one stage per rank, plain 1F1B needs half that warm-up: this function is for v ≥ 2.
+# With one stage per rank, plain 1F1B needs half that warm-up: this function is for $v \geq 2$.
 #
 # The turns are those of 1F1B, so they are given: `in_turns` makes a row from the forwards of a rank in order,
 # its backwards in order, and the length of the warm-up.
@@ -312,8 +312,8 @@ run = timed(interleaved_rows(RANKS, 2 * RANKS, 2))
 figures.show(run, "interleaved 1F1B, 2 stages per rank", memory=True)
 
 # %% [markdown] id="send_text"
-# **Predict:** how many times the messages of 1F1B does the interleaved table send, on 4 ranks with v = 2 and
-# with v = 4? Count the boundaries between ranks that a micro-batch crosses.
+# **Predict:** how many times the messages of 1F1B does the interleaved table send, on 4 ranks with $v = 2$ and
+# with $v = 4$? Count the boundaries between ranks that a micro-batch crosses.
 
 # %% id="predict_send" tags=["prediction"]
 messages_predicted = {"v = 2": None, "v = 4": None}  # times the messages of 1F1B
@@ -340,8 +340,8 @@ from dlo_lib.labkit.predicted_bars import predicted_bars
 predicted_bars(sent, messages_predicted, "times the messages of 1F1B")
 
 # %% [markdown] id="interleaved_after"
-# The bubble is halved. The price is more memory than 1F1B (its longer warm-up hides the messages) and **more than v
-# times the messages**: 2m(vp − 1) instead of 2m(p − 1), so (vp − 1)/(p − 1) times as many. The part above v is the way from the last rank to
+# The bubble is halved. The price is more memory than 1F1B (its longer warm-up hides the messages) and **more than $v$
+# times the messages**: $2m(vp-1)$ instead of $2m(p-1)$, so $(vp-1)/(p-1)$ times as many. The part above $v$ is the way from the last rank to
 # the first. Where sending takes time, thin stages lose a part of the gain: the second figure measures it.
 # Here a receiver waits for every message; a runtime that receives ahead of time hides part of that.
 
@@ -383,7 +383,7 @@ figures.held_by_rank(held_by)
 #
 # **Core · 15 min · ●●○**
 #
-# The backward of a layer y = W x computes two things from the gradient of y:
+# The backward of a layer $y = Wx$ computes two things from the gradient of $y$:
 #
 # - `I`, the gradient of the **input** x: the previous stage waits for it;
 # - `W`, the gradient of the **weights**: no stage waits for it, only the optimiser's step at the end.
@@ -463,11 +463,11 @@ figures.show(zb_h2, "ZB-H2: a parallelogram", memory=True, for_weights=0.5)
 #
 # **Core · 14 min · ●●○**
 #
-# How long does a rank wait in one step? F, I and W are the costs of one micro-batch on all layers of a rank;
-# a whole backward takes I + W; sending is free. Take a drawing and add up the white of **rank 0**, or of the
+# How long does a rank wait in one step? $F$, $I$ and $W$ are the costs of one micro-batch on all layers of a rank;
+# a whole backward takes $I + W$; sending is free. Take a drawing and add up the white of **rank 0**, or of the
 # **last rank**: the sum is the same. For ZB-H1 draw a table in which the three parts differ:
 # `figures.show(timed(zb_h1_rows(4, 8), 1, 1.5, 0.5), "")`. For interleaved, `ranks` divides `micro_batches`; for ZB-H1, there are
-# at least as many micro-batches as ranks, and W is no longer than F or I.
+# at least as many micro-batches as ranks, and $W$ is no longer than $F$ or $I$.
 
 # %% nbgrader={"grade_id": "bubble", "solution": true}
 def waiting(
@@ -666,12 +666,12 @@ def greedy_rows(
 
 
 # %% [markdown] id="explore_text"
-# Play with it, if you have written `earliest_start`: `chunks` is the number of stages per rank (stage s is on rank s mod p), and the rule for memory
+# Play with it, if you have written `earliest_start`: `chunks` is the number of stages per rank (stage $s$ is on rank $s$ mod $p$), and the rule for memory
 # is the simplest one: a forward begins if it fits under the cap.
 #
 # - With one chunk, lower the cap from 8 to 1. At which cap does the bubble begin to grow?
 # - With two chunks and a cap of 1, no table appears. Which cells wait for each other?
-# - With one chunk and a cap of 4, what is the bubble beside that of ZB-H1, (p − 1)/(3m) of the ideal time?
+# - With one chunk and a cap of 4, what is the bubble beside that of ZB-H1, $(p-1)/(3m)$ of the ideal time?
 
 # %% id="show_explore" tags=["demo"]
 def scheduled(ranks: int = 4, micro_batches: int = 8, chunks: int = 1, memory_cap: float = 4):
@@ -702,7 +702,7 @@ else:
 # Write a function that makes a table for any pipeline, under a memory cap:
 #
 # - `cap`: no rank may hold more, in the unit of step 5, where an **open weight part counts half**. The cap
-#   may be below p, and as low as 1; then it is a whole number or a half.
+#   may be below $p$, and as low as 1; then it is a whole number or a half.
 # - `costs`: a dict with `forward`, `input_gradient`, `weight_gradient` and `send`. The score is the
 #   `bubble_ratio` of `timed(rows, **costs)`. F, I and W are within a tenth of the cost of F.
 # - You choose the stages: one or several per rank, the same number on every rank, placed as you like (a stage
@@ -711,10 +711,10 @@ else:
 # | points | target |
 # |---|---|
 # | 2 | runs under every cap |
-# | 1 | fewer micro-batches than ranks, cap = p: no slower than 1F1B |
-# | 1 | cap = p: at least as good as ZB-H1 |
-# | 2 | cap = p − 1: half the bubble of a 1F1B whose warm-up is cut to fit |
-# | 2 | cap = 2p: a quarter less bubble than ZB-H2 |
+# | 1 | fewer micro-batches than ranks, cap $= p$: no slower than 1F1B |
+# | 1 | cap $= p$: at least as good as ZB-H1 |
+# | 2 | cap $= p - 1$: half the bubble of a 1F1B whose warm-up is cut to fit |
+# | 2 | cap $= 2p$: a quarter less bubble than ZB-H2 |
 #
 # Your function can use `greedy_rows` and the simulator: it may make several tables, measure them, and return
 # the best. You choose the placement and the rule for memory. Think of a rank with two stages whose memory is
@@ -968,7 +968,7 @@ lab.check("quiz")
 # - Write ZB-H2. How long must the warm-up of each rank be, so that no rank waits inside its row?
 # - With m not a multiple of p, interleaving loses its gain: make the last group smaller in your function, and
 #   try `timed`.
-# - V-Half, in the paper on controllable memory below, has a small bubble under a cap of p/2. How near is your
+# - V-Half, in the paper on controllable memory below, has a small bubble under a cap of $p/2$. How near is your
 #   table?
 #
 # **What comes next.** Lab 18 runs your tables on real ranks, causes a deadlock on purpose, and draws the

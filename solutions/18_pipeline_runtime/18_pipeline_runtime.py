@@ -211,8 +211,8 @@ lab.check("stage")
 # - run the forward and the backward of every micro-batch once on every rank, also of the last ones: at the
 #   end of a step the pipeline is **flushed**;
 # - have no cell that waits for something that never comes;
-# - hold at most *p - r* micro-batches on rank *r* (forward done, backward not);
-# - take no longer than *(m + p - 1)(F + B)*.
+# - hold at most $p - r$ micro-batches on rank $r$ (forward done, backward not);
+# - take no longer than $(m + p - 1)(F + B)$.
 
 # %% nbgrader={"grade_id": "table", "solution": true}
 def my_rows(ranks: int, micro_batches: int) -> list[list[str]]:
@@ -752,8 +752,8 @@ print("For SLURM, a node of 4 GPUs:", at_scale.directives(script), sep="\n")
 
 # %% [markdown] id="scale_lesson"
 # Which links should a pipeline use? Count what a rank sends for each token, forward and backward. A pipeline
-# sends the activations and their gradients, at the cuts. Tensor parallelism cuts every layer over *t* ranks, and
-# adds their results: a rank sends *8(t - 1)/t* times the hidden size in *every block* (lab 19 derives this).
+# sends the activations and their gradients, at the cuts. Tensor parallelism cuts every layer over $t$ ranks, and
+# adds their results: a rank sends $8(t-1)/t$ times the hidden size in *every block* (lab 19 derives this).
 #
 # **Predict:** how many numbers for each token does an *inner* rank send in a pipeline of 4 ranks, and how many a
 # rank with tensor parallelism over 4 ranks? The model is Llama 3.2 3B: hidden size 3,072, 28 blocks.
@@ -787,7 +787,7 @@ predicted_bars(sent, wire_predicted, "numbers for each token,\ncounted", text=nu
 #
 # **Optional · 12 min · ●●○**
 #
-# Zero-bubble schedules (lab 17) cut the backward in two. For a linear layer *y = x Wᵀ + b*:
+# Zero-bubble schedules (lab 17) cut the backward in two. For a linear layer $y = x W^T + b$:
 #
 # $$\frac{\partial L}{\partial x} = \frac{\partial L}{\partial y}\, W \qquad\qquad \frac{\partial L}{\partial W} = \left(\frac{\partial L}{\partial y}\right)^{T} x, \quad \frac{\partial L}{\partial b} = \sum \frac{\partial L}{\partial y}$$
 #
@@ -824,7 +824,7 @@ lab.check("split")
 # %% [markdown] id="split_after"
 # The next cell uses your backward inside autograd. Two layers are in one graph, and there are no weight
 # gradients until the functions in the list have run. The figure shows the gain: 1F1B, and ZB-H1 with the same
-# memory, for *F = I = W*.
+# memory, for $F = I = W$.
 
 # %% id="show_split" tags=["demo"]
 from dlo_lib.parallel.pipeline.schedules import zb_h1
@@ -915,15 +915,15 @@ figures.stage_costs(llama, {"four blocks in each": equal, "your cut": stage_star
 #
 # A flush costs the bubble in every step. **PipeDream** has no flush: batches follow each other without a
 # pause, and a stage is updated after each of its backwards. There is no bubble. But look at the row of rank 0
-# of *p*: between the forward of a batch and its backward, *p - 1* other backwards have updated the weights.
+# of $p$: between the forward of a batch and its backward, $p - 1$ other backwards have updated the weights.
 # So the gradient belongs to older weights:
 #
 # $$w_s(t+1) = w_s(t) - \eta\ \nabla_s f(w_0(t-\tau_0),\ \ldots,\ w_{p-1}(t-\tau_{p-1})), \qquad w(t) = w(0)\ \text{for}\ t < 0$$
 #
-# | scheme | delay of stage *s* of *p* | versions kept |
+# | scheme | delay of stage $s$ of $p$ | versions kept |
 # |---|---|---|
 # | with flush (GPipe, 1F1B) | 0 | 1 |
-# | PipeDream, weight stashing | *p - 1 - s* | up to *p - s* |
+# | PipeDream, weight stashing | $p - 1 - s$ | up to $p - s$ |
 # | 2BW: gradients of several micro-batches are added up before an update | 1 for every stage | 2 |
 #
 # An asynchronous pipeline is *not* equal to synchronous training; the difference is not a bug. Its twin is
@@ -1234,7 +1234,7 @@ predicted_bars(ratios, memory_predicted, "memory of rank 0,\ntimes that of yours
 
 # %% [markdown] id="standard_lesson"
 # "Communicated" is what rank 0 sends in a step. It sends the same activations in all forms; PyTorch's first
-# step also sends their shape and dtype, so the last step is counted. 1F1B keeps at most *p - r* micro-batches, GPipe all of
+# step also sends their shape and dtype, so the last step is counted. 1F1B keeps at most $p - r$ micro-batches, GPipe all of
 # them. `Schedule1F1B` receives with
 # `irecv` and posts a send and a receive together (`batch_isend_irecv`), which is its answer to the deadlock of
 # step 4. The models here are so small that the time is that of Python and of messages.

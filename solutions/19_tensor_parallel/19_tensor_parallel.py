@@ -40,7 +40,7 @@ lab = Lab(globals())
 # %% [markdown] id="why"
 # ## Why: what FSDP does not divide
 #
-# On 512 ranks, FSDP leaves a rank of Llama 3.2 3B with 16 Ψ/512 = 0.1 GiB of weights, gradients and optimiser state. Is a GPU
+# On 512 ranks, FSDP leaves a rank of Llama 3.2 3B with $16\Psi/512 = 0.1$ GiB of weights, gradients and optimiser state. Is a GPU
 # of 16 GB enough for *one* sequence of 8192 tokens, with activation checkpointing?
 #
 # **Predict** how many GiB a rank holds at the peak of a step: with the logits of all tokens, and with the loss of lab 05, which computes
@@ -101,11 +101,11 @@ for name, config in models.items():
 #
 # ## The idea: columns, then rows
 #
-# For Y = X A there are two ways to cut the matrix A. By **columns**: each rank has all of X and some columns of A, and gets the
-# same columns of Y, complete. By **rows**: each rank has some columns of X and the same rows of A, and gets a matrix of
-# the full size of Y that holds *partial sums*; Y is their sum over the ranks.
+# For $Y = XA$ there are two ways to cut the matrix $A$. By **columns**: each rank has all of $X$ and some columns of $A$, and gets the
+# same columns of $Y$, complete. By **rows**: each rank has some columns of $X$ and the same rows of $A$, and gets a matrix of
+# the full size of $Y$ that holds *partial sums*; $Y$ is their sum over the ranks.
 #
-# The figure shows one product after the other, as in Megatron-LM: A by columns, then B by rows. A colour is a rank.
+# The figure shows one product after the other, as in Megatron-LM: $A$ by columns, then $B$ by rows. A colour is a rank.
 
 # %% id="show_idea" tags=["demo"]
 figures.column_then_row(2)
@@ -292,8 +292,8 @@ lab.check("mlp")
 # %% [markdown] id="embedding_text"
 # ## 5 · The embedding
 #
-# The table of Llama 3.2 3B has 128,256 rows of 3072 numbers: 1.5 GiB in fp32, more than three of its blocks. It is cut along the vocabulary. Rank r has
-# the rows of the words from r·V/t, and looks up only those tokens that are its own.
+# The table of Llama 3.2 3B has 128,256 rows of 3072 numbers: 1.5 GiB in fp32, more than three of its blocks. It is cut along the vocabulary. Rank $r$ has
+# the rows of the words from $rV/t$, and looks up only those tokens that are its own.
 
 # %% id="show_vocabulary" tags=["demo"]
 figures.vocabulary([3, 7, 0, 5, 2], size=8, world=4)
@@ -381,8 +381,8 @@ lab.check("attention")
 # %% [markdown] id="loss_text"
 # ## 7 · The loss, without the logits
 #
-# The output projection is column parallel: each rank has the logits of V/t words for all tokens. If the ranks gathered them, each would hold
-# the largest bar of the first figure again. The cross-entropy of one token with logits z and target y needs less:
+# The output projection is column parallel: each rank has the logits of $V/t$ words for all tokens. If the ranks gathered them, each would hold
+# the largest bar of the first figure again. The cross-entropy of one token with logits $z$ and target $y$ needs less:
 #
 # $$\mathrm{loss} = \log \sum_j e^{z_j - m} - (z_y - m), \qquad m = \max_j z_j, \text{ so that no exponential overflows}$$
 #
@@ -495,8 +495,8 @@ def tensor_parallel(model: Llama, group: dist.ProcessGroup | None = None):
 lab.check("model")
 
 # %% [markdown] id="bytes_text"
-# **Predict, then measure.** A block handles b sequences of s tokens with h numbers each. How many times b·s·h *numbers* does a rank send for one
-# block, forward and backward together, on 2 and on 4 ranks? (Ring all-reduce, lab 10: 2 (t-1)/t of the tensor.) Does it depend on the
+# **Predict, then measure.** A block handles $b$ sequences of $s$ tokens with $h$ numbers each. How many times $bsh$ *numbers* does a rank send for one
+# block, forward and backward together, on 2 and on 4 ranks? (Ring all-reduce, lab 10: $2(t-1)/t$ of the tensor.) Does it depend on the
 # size of the weights?
 
 # %% id="predict_bytes" tags=["prediction"]
@@ -538,7 +538,7 @@ print(compared(bytes_guess, {f"{world} ranks": sent[world] for world in (2, 4)})
 figures.sent_by_block(sent, bytes_guess)
 
 # %% [markdown] id="bytes_after"
-# Four all-reduces of b·s·h numbers: **8·b·s·h·(t-1)/t**, whatever the size of the weights. FSDP is the other way round: it sends 3 times the
+# Four all-reduces of $bsh$ numbers: $8bsh(t-1)/t$, whatever the size of the weights. FSDP is the other way round: it sends 3 times the
 # parameters of the block, whatever the number of tokens. The next figure compares both for a block of the real model in 16 bits.
 
 # %% id="show_against_fsdp" tags=["demo"]
@@ -548,10 +548,10 @@ figures.against_fsdp(in_block, real.hidden, world=8)
 
 # %% [markdown] id="grid_text"
 # With many tokens on a rank, tensor parallelism sends more. And the next layer needs each sum, so in the form of this lab nothing is computed during a message. With the sequence
-# parallelism of exercise 10 it can be: **asynchronous tensor parallelism** cuts the product and its message into t pieces of the sequence, and computes one
+# parallelism of exercise 10 it can be: **asynchronous tensor parallelism** cuts the product and its message into $t$ pieces of the sequence, and computes one
 # piece while the next one travels (`dlo_lib.parallel.tensor.async_tp`; in PyTorch `torch.distributed._symmetric_memory`). This hides the messages only if a piece takes longer to
-# compute than to send. The cell divides both times, for the all-gather in front of gate and up: 2·s·h·(t-1)/t bytes, and 4·s·h·i/t operations. The number of tokens s and
-# the width h cancel.
+# compute than to send. The cell divides both times, for the all-gather in front of gate and up: $2sh(t-1)/t$ bytes, and $4shi/t$ operations. The number of tokens $s$ and
+# the width $h$ cancel.
 
 # %% id="show_async" tags=["demo"]
 for link, bandwidth in (("NVLink of an H100", 450e9), ("network of 400 Gbit/s a GPU", 50e9)):
@@ -1021,7 +1021,7 @@ lab.check("quiz")
 # - Your loss keeps three tensors of the size of the logits for backward. Write it as an autograd function that keeps one.
 # - Tie the embedding and the output projection (`tied_embeddings=True`). `tensor_parallel` handles it: why do both fit the same part of the vocabulary?
 # - Clip the norm of the gradients under TP × DP: which squares are summed over which group, and which are counted once?
-# - Llama 3.2 3B has 24 query heads. Which t are possible? What could be done for t = 16?
+# - Llama 3.2 3B has 24 query heads. Which $t$ are possible? What could be done for $t = 16$?
 # - Read `dlo_lib/parallel/tensor/`: where does it differ from yours, and why?
 #
 # ## References

@@ -86,7 +86,7 @@ figures.kept(kept)
 # %% [markdown] id="why_after"
 # With all logits, an H100 of 80 GB cannot compute this sequence. With the chunked loss it can, and no further rank is needed. The limits that remain are the inputs of the blocks, which
 # grow with the tokens and with the model, and the time: one rank computes the whole sequence, and attention grows with its square. (6 operations for each parameter and token, and
-# 6·s²·h for the causal attention of a layer of width h, forward and backward.)
+# $6s^2h$ for the causal attention of a layer of width $h$, forward and backward.)
 
 # %% id="show_limits" tags=["demo"]
 for name, tokens in (("llama-3.2-3b", 2**17), ("llama-3.2-3b", 2**20), ("llama-3.1-70b", 2**17)):
@@ -299,7 +299,7 @@ def start_shift(tensor: torch.Tensor) -> Shift:
 # - Begin with the output 0 and `lse` -inf, both in the dtype of `q`, which has 32 or 64 bits here. In step i, the block on this rank is that of the rank `owner = (rank - i) % world`.
 # - Compute only what `visible` says: the queries `first:` and the keys `:last`. The mask of this rectangle is
 #   `positions[rank][first:, None] >= positions[owner][:last]`. `merge` changes only these queries.
-# - Send k and v as one message, `torch.stack((k, v))`. N - 1 messages are enough: after the last step no rank needs the block.
+# - Send k and v as one message, `torch.stack((k, v))`. $N - 1$ messages are enough: after the last step no rank needs the block.
 # - **Every rank shifts in every step**, also one that computes nothing, because the other ranks wait for its message.
 #
 # If you start the shift *before* you compute and wait for it *after*, the message travels while the rank computes. The results are the same.
@@ -337,20 +337,20 @@ lab.check("ring")
 # %% [markdown] id="gradient_text"
 # ## 5 · The gradients of one block
 #
-# Autograd would keep the scores of every block for backward, up to seq²/N numbers for each head. Instead, backward computes them again. For that it needs
+# Autograd would keep the scores of every block for backward, up to $\mathrm{seq}^2/N$ numbers for each head. Instead, backward computes them again. For that it needs
 # no block of the forward, only `out` and `lse`: with the `lse` of the *whole* row, the probabilities of each block are those of the whole softmax,
 #
 # $$P = e^{S - \mathrm{lse}}, \qquad S = Q K^T / \sqrt{d}$$
 #
-# With the gradient dO of the output, and $D = \sum dO \cdot O$ for each query (a sum over d), the gradients that a block contributes are
+# With the gradient $dO$ of the output, and $D = \sum dO \cdot O$ for each query (a sum over $d$), the gradients that a block contributes are
 #
 # $$dV = P^T dO, \qquad dS = P \odot (dO\, V^T - D), \qquad dQ = dS\, K / \sqrt{d}, \qquad dK = dS^T Q / \sqrt{d}$$
 #
-# The sign ⊙ multiplies element by element, and D is subtracted from each element of its row; the other products are matrix products. D is the same for all blocks, because O is the output over all keys.
+# The sign $\odot$ multiplies element by element, and $D$ is subtracted from each element of its row; the other products are matrix products. $D$ is the same for all blocks, because $O$ is the output over all keys.
 #
 # **Core · 10 min · ●●○**
 #
-# Write `block_backward`. `out` and `lse` are those over all keys. Keys that the mask hides have P = 0, also if their score is large (1000).
+# Write `block_backward`. `out` and `lse` are those over all keys. Keys that the mask hides have $P = 0$, also if their score is large (1000).
 
 # %% nbgrader={"grade_id": "gradient", "solution": true}
 def block_backward(
@@ -384,7 +384,7 @@ lab.check("gradient")
 # `dk[:, :, :last] += ...` changes what travels. Three places are yours; each has a line `raise NotImplementedError()`, which you replace:
 #
 # - add what this rank contributes, by `block_backward`, to dq, and to the dk and dv of the block, *before* the shift;
-# - shift in every step. k and v are needed N - 1 times, dk and dv travel N times: the last message has only two of the four;
+# - shift in every step. k and v are needed $N - 1$ times, dk and dv travel $N$ times: the last message has only two of the four;
 # - return dq, and dk and dv of this rank's keys.
 
 # %% nbgrader={"grade_id": "backward", "solution": true}
@@ -482,12 +482,12 @@ print(compared({"contiguous": balance_guess["contiguous"]}, {"contiguous": durat
 figures.busy({"contiguous": work(contiguous(64, 4))})
 
 # %% [markdown] id="zigzag_exercise"
-# From step 1 on, some ranks wait, and one always computes a full block. The remedy is the **zig-zag** order (Llama 3 uses these parts): cut the sequence into 2N chunks; rank r gets
-# the chunks r and 2N - 1 - r, one early and one late.
+# From step 1 on, some ranks wait, and one always computes a full block. The remedy is the **zig-zag** order (Llama 3 uses these parts): cut the sequence into $2N$ chunks; rank $r$ gets
+# the chunks $r$ and $2N - 1 - r$, one early and one late.
 #
 # **Core · 5 min · ●○○**
 #
-# Write `zigzag(seq, world)`: the table of positions, as `contiguous` returns it; each row in ascending order. 2N divides `seq`.
+# Write `zigzag(seq, world)`: the table of positions, as `contiguous` returns it; each row in ascending order. $2N$ divides `seq`.
 
 # %% nbgrader={"grade_id": "zigzag", "solution": true}
 def zigzag(seq: int, world: int) -> torch.Tensor:
@@ -518,7 +518,7 @@ figures.busy(steps)
 figures.triangle(zigzag(16, 4).tolist())
 
 # %% [markdown] id="zigzag_after"
-# After the first step every rank computes half a block in every step, and no rank waits. A third order, *striped* (rank r has the tokens r, r + N, r + 2N, ...), is
+# After the first step every rank computes half a block in every step, and no rank waits. A third order, *striped* (rank $r$ has the tokens $r$, $r + N$, $r + 2N$, ...), is
 # nearly balanced as well, but all its blocks are triangles: a rectangle of your `visible` saves nothing there.
 
 # %% [markdown] id="loss_text"
@@ -530,7 +530,7 @@ figures.triangle(zigzag(16, 4).tolist())
 #
 # - `shard_batch(tokens, cos, sin, own_positions)`: what this rank's model gets. `tokens` is (batch, seq + 1), whole; cos and sin (seq, d) are the angles of
 #   all positions (rotary embedding). `own_positions` (local) is this rank's row of the table. Return `(inputs, targets, cos, sin)` of these positions.
-#   The target of position i is the token i + 1. *It may be on another rank*, so take it from the whole sequence.
+#   The target of position $i$ is the token $i + 1$. *It may be on another rank*, so take it from the whole sequence.
 # - `context_loss(logits, targets)`: targets of -100 do not count (padding, prompts; `F.cross_entropy` ignores them by default), so ranks have different numbers of valid tokens; some may
 #   have none. The mean of the means of the ranks would be wrong. Return the sum of the losses of this rank's tokens, divided by the number of valid
 #   tokens of **all** ranks (one all-reduce of one number). Do not divide by the number of ranks.
@@ -725,9 +725,9 @@ print(compared(sent_guess, {form: nbytes / (4 * run[0]) for form, nbytes in sent
 # %% [markdown] id="bytes_after"
 # In the ring all keys and values pass through every rank, so a rank sends nearly the same on any number of ranks. In Ulysses it sends less and less with more ranks. With grouped-query
 # attention, keys and values are small beside q and the output, which only Ulysses sends, so the ring sends less on few ranks (the optional exercise finds on how many).
-# The ring has no limit for N, and its messages can hide behind the computation, if a rank has enough tokens: a step sends the keys and values of its `local` tokens, 4·local·kv_heads·d bytes in 16 bits,
-# and computes half a block, 2·local²·heads·d operations. With F operations and B bytes a second, sending takes no longer than computing from local = 2·(F/B)·kv_heads/heads tokens on. With fewer, each step
-# waits for its message. The cell computes this number for F = 400 TFLOP/s.
+# The ring has no limit for $N$, and its messages can hide behind the computation, if a rank has enough tokens: a step sends the keys and values of its $l$ local tokens, $4\,l\,h_{kv}\,d$ bytes in 16 bits,
+# and computes half a block, $2\,l^2 h\,d$ operations, for $h$ heads of $d$ numbers and $h_{kv}$ heads of keys and values. With $F$ operations and $B$ bytes a second, sending takes no longer than computing from $l = 2\,(F/B)\,h_{kv}/h$ tokens on. With fewer, each step
+# waits for its message. The cell computes this number for $F = 400$ TFLOP/s.
 
 # %% id="show_enough_tokens" tags=["demo"]
 for name in ("llama-3.2-3b", "llama-3.1-70b"):

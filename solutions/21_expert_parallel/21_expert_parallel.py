@@ -39,7 +39,7 @@ lab = Lab(globals())
 # one MLP, a block has E of them, the *experts*, and a small *router* chooses k of them for each token. The block has the parameters of E
 # experts, and computes with k.
 #
-# Mixtral 8x7B is a Llama with E = 8 and k = 2 in each of its 32 blocks. Its width is 4096, and an expert has 3 matrices of 4096 by 14,336. It has 46.7 billion parameters.
+# Mixtral 8x7B is a Llama with $E = 8$ and $k = 2$ in each of its 32 blocks. Its width is 4096, and an expert has 3 matrices of 4096 by 14,336. It has 46.7 billion parameters.
 #
 # **Predict** how many of them a token uses, and how many GiB a training needs for weights, gradients and AdamW in fp32 (16 bytes for each
 # parameter). Replace `None` by your numbers; they are not graded.
@@ -113,7 +113,7 @@ lab.check("route")
 # %% [markdown] id="order_text"
 # ## 2 · The order of the rows
 #
-# Two loops, over tokens and over their experts, would make T·k tiny products. It is faster to sort: all rows of expert 0 first, then those of expert 1, and so
+# Two loops, over tokens and over their experts, would make $Tk$ tiny products. It is faster to sort: all rows of expert 0 first, then those of expert 1, and so
 # on. Then each expert makes one product. A token with two experts becomes two rows.
 #
 # **Core · 5 min · ●○○**
@@ -144,7 +144,7 @@ lab.check("order")
 #   is `expert(its rows, first[e], second[e])`, given in the next cell. An expert computes only its rows, and it may have none. New tensors have the dtype of
 #   their input (`rows.new_zeros`): the checks use float64.
 # - `combine(rows, order, weights)`: the inverse of the dispatch. Row i of `rows` (R, h) is the result for choice `order[i]`. The result (T, h) of a token is the sum
-#   of its rows, each times the weight of its choice. R may be less than T·k: a choice without a row adds nothing.
+#   of its rows, each times the weight of its choice. $R$ may be less than $Tk$: a choice without a row adds nothing.
 #
 # `index_add` adds rows at given places, and autograd knows its backward.
 
@@ -183,13 +183,13 @@ lab.check("experts")
 #
 # So far the layer is **drop-less**: each expert computes all rows that it gets, few or many. Early systems needed the same shape in each step, and a limit on memory. They gave each expert a **capacity**
 #
-# > C = ⌈ factor · T·k / E ⌉
+# $$C = \lceil \mathrm{factor} \cdot Tk / E \rceil$$
 #
-# rows: `factor` times its share of the T·k choices. What exceeds C is *dropped*. A token whose choices are all dropped passes the layer unchanged, by its residual connection.
+# rows: `factor` times its share of the $Tk$ choices. What exceeds $C$ is *dropped*. A token whose choices are all dropped passes the layer unchanged, by its residual connection.
 #
 # **Core · 8 min · ●●○**
 #
-# - `capacity_of(factor, tokens, k, num_experts)` returns C, an int.
+# - `capacity_of(factor, tokens, k, num_experts)` returns $C$, an int.
 # - `keep_within(order, counts, capacity)` returns the new `order` and `counts`: each expert keeps its *first* `capacity` rows. `order` and `counts` are as
 #   `sort_choices` returns them, and stay unchanged.
 
@@ -268,15 +268,15 @@ figures.drops(factors, shares, drop_guess)
 #
 # **Core · 13 min · ●●●**
 #
-# *The balance loss* (Switch Transformer). With f_e, the share of the choices that expert e has, and P_e, its mean probability,
+# *The balance loss* (Switch Transformer). With $f_e$, the share of the choices that expert $e$ has, and $P_e$, its mean probability,
 #
 # $$\mathrm{loss} = E \cdot \sum_e f_e \cdot P_e$$
 #
-# It is 1 for equal loads, and grows up to E / k, because the k experts of a token are distinct. f comes from counts and has no gradient; the gradient passes
-# through P, and lowers the probability of experts that have many tokens.
+# It is 1 for equal loads, and grows up to $E/k$, because the $k$ experts of a token are distinct. $f$ comes from counts and has no gradient; the gradient passes
+# through $P$, and lowers the probability of experts that have many tokens.
 #
-# Each rank of a data-parallel training has other tokens. The mean of a product is not the product of the means, so **f is of the choices of
-# all ranks**; P is of this rank's tokens. Then the mean of the losses over the ranks is the loss of the whole batch. All ranks have the same number of tokens.
+# Each rank of a data-parallel training has other tokens. The mean of a product is not the product of the means, so **$f$ is of the choices of
+# all ranks**; $P$ is of this rank's tokens. Then the mean of the losses over the ranks is the loss of the whole batch. All ranks have the same number of tokens.
 #
 # *The balance bias* (DeepSeek-V3). No loss that disturbs the gradients: after each step, the bias of exercise 1 grows by `rate` for experts with less than
 # the mean load over all ranks, and falls by `rate` for those with more.
@@ -391,7 +391,7 @@ figures.collapse({name: shares for name, (shares, *_) in trained.items()})
 #
 # ## 6 · All-to-all
 #
-# Now the experts move to t ranks: rank r *stores* experts r·E/t to (r+1)·E/t - 1, and each rank has other tokens, as in data parallelism. The rows
+# Now the experts move to $t$ ranks: rank $r$ *stores* experts $rE/t$ to $(r+1)E/t - 1$, and each rank has other tokens, as in data parallelism. The rows
 # that `sort_choices` has sorted by expert are sorted by rank as well, so an **all-to-all** can send them: each rank sends a part to every rank.
 
 # %% id="show_exchange" tags=["demo"]
@@ -487,8 +487,8 @@ def expert_parallel(
 lab.check("layer")
 
 # %% [markdown] id="traffic_text"
-# **Predict, then measure.** Each of t ranks has T tokens of h numbers, k = 2, and the loads are about equal. How many times T·h numbers leave a rank for one layer, forward
-# and backward together, with t = 2 and with t = 4? And how many rows does the busiest of 4 ranks compute, in multiples of the mean, if the tokens have a
+# **Predict, then measure.** Each of $t$ ranks has $T$ tokens of $h$ numbers, $k = 2$, and the loads are about equal. How many times $Th$ numbers leave a rank for one layer, forward
+# and backward together, with $t = 2$ and with $t = 4$? And how many rows does the busiest of 4 ranks compute, in multiples of the mean, if the tokens have a
 # common part?
 
 # %% id="predict_traffic" tags=["prediction"]
@@ -536,8 +536,8 @@ print(compared(traffic_guess, {"t = 2": sent[2], "t = 4": sent[4], "busiest of 4
 figures.traffic(sent, held, rows)
 
 # %% [markdown] id="traffic_after"
-# About (t-1)/t of the choices are of experts on other ranks, and each row makes four trips: there and back, in forward and in backward. So a rank sends **4·k·T·h·(t-1)/t**
-# numbers, whatever the size of the experts, and it stores 1/t of them. The right panel shows why balance matters: all ranks wait for the busiest one in each all-to-all.
+# About $(t-1)/t$ of the choices are of experts on other ranks, and each row makes four trips: there and back, in forward and in backward. So a rank sends $4kTh(t-1)/t$
+# numbers, whatever the size of the experts, and it stores $1/t$ of them. The right panel shows why balance matters: all ranks wait for the busiest one in each all-to-all.
 #
 # FSDP (lab 15) would send the weights instead: all experts, gathered twice and reduced once, whatever the number of tokens. The figure compares both for one layer of
 # Mixtral, with 3 matrices in each expert, on 8 ranks.
@@ -794,7 +794,7 @@ lab.check("quiz")
 # %% [markdown] id="further"
 # ## Go further
 #
-# - With k = 1, the weight divided by its sum is always 1. What is the gradient of the router? (Question 1 of the quiz; Switch Transformer uses the probability itself.)
+# - With $k = 1$, the weight divided by its sum is always 1. What is the gradient of the router? (Question 1 of the quiz; Switch Transformer uses the probability itself.)
 # - GShard gives first choices priority: no second choice takes the place of a first one. Which order of the choices does this?
 # - A *shared expert* computes every token. It can compute while the rows are on their way: start the all-to-all with `async_op=True`, and wait for it afterwards.
 # - Tokens are sent k times, also if several of their experts are on one rank. How would you send them once for each *rank*?
