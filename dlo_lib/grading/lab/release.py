@@ -46,7 +46,7 @@ from dlo_lib.grading.lab.source import (
     text_source,
     write_if_changed,
 )
-from dlo_lib.grading.lab.text_rules import signature_faults
+from dlo_lib.grading.lab.text_rules import width_faults
 
 CURE = "run `make labs`"
 FIGURES = "figures.py"
@@ -73,7 +73,7 @@ def released_files(lab: LabInfo) -> dict[str, bytes]:
     """
     folder = source_folder(lab)
     source = read_lab(folder)
-    if wide := signature_faults(source):
+    if wide := width_faults(source):
         raise UserError(f"{text_source(folder)}: {wide[0]}")
     files = {
         lab.notebook: notebook_text(release_notebook(folder)).encode(),

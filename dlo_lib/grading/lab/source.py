@@ -69,14 +69,15 @@ class CellKind(Enum):
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its text with the solution (``source``), as students get it (``released``), and, of a
-    test cell, its points."""
+    """One cell: its text with the solution (``source``), as students get it (``released``), of a test cell
+    its points, and whether a notebook shows it without its code at first (``folded``)."""
 
     id: str
     kind: CellKind
     source: str
     released: str
     points: float = 0.0
+    folded: bool = False
 
     @property
     def question(self) -> str | None:
@@ -262,6 +263,7 @@ def _cell(node: NotebookNode) -> Cell:
         node.source,
         _released(node, kind),
         float(node.metadata.get("nbgrader", {}).get("points") or 0),
+        bool(node.metadata.get("jupyter", {}).get("source_hidden")),
     )
 
 

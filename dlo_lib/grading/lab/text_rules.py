@@ -1,4 +1,4 @@
-"""Rules on the text of a lab that need no judge: signatures, minutes, predictions, hints, and
+"""Rules on the text of a lab that need no judge: widths of lines, minutes, predictions, hints, and
 the instructor's page.
 
 Each rule returns the faults that it found, one line with the cure for each fault, or none.
@@ -16,8 +16,7 @@ from dlo_lib.grading.lab.names import defined_names
 from dlo_lib.grading.lab.source import Cell, CellKind, LabSource
 from dlo_lib.grading.lab.syntax import parsed_cell
 
-WIDEST = 100  # columns of a signature
-SIGNATURE = re.compile(r"\s*(?:async )?(?:def|class) ")
+WIDEST = 100  # columns of a line of code
 EXERCISE = re.compile(r"^\*\*(Core|Optional) · (\d+) min · (?:●○○|●●○|●●●)\*\*$")
 SECTION = "## "
 PREDICTION_MINUTES = 1
@@ -38,18 +37,20 @@ MOST_OF_AN_ANSWER = 0.6  # of the tokens of a reference that a hint may have, in
 TOKEN = re.compile(r"[A-Za-z_]\w*|\d+(?:\.\d+)?|[^\s\w]")
 
 
-# -- signatures
+# -- widths
 
 
-def signature_faults(lab: LabSource) -> list[str]:
-    """Return the signatures of answers that are wider than ``WIDEST``: a notebook at 1280 pixels would need a
-    scroll bar to show what a function takes."""
+def width_faults(lab: LabSource) -> list[str]:
+    """Return the lines of code that students see and that are wider than ``WIDEST``.
+
+    A notebook at 1280 pixels would need a scroll bar. The code of a folded demo may be wider.
+    """
     return [
         f"{cell.id}: {line.strip()[:40]!r}… has {len(line)} columns: wrap it at {WIDEST}"
         for cell in lab.cells
-        if cell.kind is CellKind.SOLUTION
+        if cell.kind is not CellKind.TEXT and not cell.folded
         for line in cell.released.splitlines()
-        if len(line) > WIDEST and SIGNATURE.match(line)
+        if len(line) > WIDEST
     ]
 
 

@@ -15,7 +15,7 @@ from dlo_lib.grading.lab.text_rules import (
     hint_faults,
     page_faults,
     prediction_faults,
-    signature_faults,
+    width_faults,
 )
 
 Edit = Callable[[str, str, str], LabSource]
@@ -50,14 +50,26 @@ def edit(tmp_path: Path) -> Edit:
 
 
 def test_a_signature_fits_a_page_of_1280_pixels(edit: Edit) -> None:
-    assert signature_faults(edit("91_small.py", QUIZ, QUIZ)) == []
+    assert width_faults(edit("91_small.py", QUIZ, QUIZ)) == []
     wide = ", ".join(f"another_argument_{n}" for n in range(6))
     lab = edit("91_small.py", "def absmax_scale(", f"def absmax_scale({wide}, ")
-    (fault,) = signature_faults(lab)
+    (fault,) = width_faults(lab)
     assert fault.startswith("scale: 'def absmax_scale(another_argument_0, ano'… has 1")
     assert fault.endswith(" columns: wrap it at 100")
     lines = wide.replace(", ", ",\n    ")
-    assert signature_faults(edit("91_small.py", f"{wide}, ", f"\n    {lines},\n    ")) == []
+    assert width_faults(edit("91_small.py", f"{wide}, ", f"\n    {lines},\n    ")) == []
+
+
+@pytest.mark.parametrize(
+    ("tags", "lines", "faults"),
+    [('"demo"', 1, 1), ('"demo"', 13, 0), ('"demo", "read"', 13, 1), ('"prediction"', 1, 1), ("", 1, 1)],
+)
+def test_code_that_students_see_fits_a_page_of_1280_pixels(
+    edit: Edit, tags: str, lines: int, faults: int
+) -> None:
+    code = "print(1)\n" * (lines - 1) + f'shown = {{"{"a name " * 14}": None}}\n'
+    lab = edit("91_small.py", QUIZ, f'# %% id="wide" tags=[{tags}]\n{code}\n{QUIZ}')
+    assert [fault.partition("'")[0] for fault in width_faults(lab)] == ["wide: "] * faults
 
 
 @pytest.fixture
