@@ -264,13 +264,12 @@ enough = min(8, fewest_workers(load, STEP))  # more would only load this machine
 shares = {}
 for workers in (0, 1, enough):
     waits, steps = measure_waits(first_batches(loader_of(Files(LATENCY), workers)), gpu_step)
-    shares[workers] = waiting_share(waits, steps)
+    share = shares[workers] = waiting_share(waits, steps)
     period = 1000 * (sum(waits[1:]) + sum(steps[1:])) / len(steps[1:])
     by_formula = 1000 * steady_step(load, STEP, workers)
     print(
         f"{workers} workers: a step every {period:.0f} ms (formula {by_formula:.0f} ms), "
-        f"it waits {100 * shares[workers]:.0f} % of its time; "
-        f"first batch after {1000 * waits[0]:.0f} ms"
+        f"it waits {100 * share:.0f} % of its time; first batch after {1000 * waits[0]:.0f} ms"
     )
 
 # %% [markdown] id="options_text"

@@ -177,14 +177,8 @@ lab.check("traffic")
 # Your two numbers for `gated`, and the bytes counted while it ran:
 
 # %% id="show_traffic" tags=["demo"]
-steps = [
-    ("a", ["x", "bias"]),
-    ("b", ["a"]),
-    ("c", ["y"]),
-    ("d", ["b", "c"]),
-    ("e", ["d"]),
-    ("f", ["e", "y"]),
-]
+steps = [("a", ["x", "bias"]), ("b", ["a"]), ("c", ["y"])]
+steps += [("d", ["b", "c"]), ("e", ["d"]), ("f", ["e", "y"])]
 sizes = dict.fromkeys("xyabcdef", x.numel()) | {"bias": bias.numel()}
 one_by_one, at_once = eager_bytes(steps, sizes, 4), fused_bytes(steps, sizes, ["f"], 4)
 print(f"one by one: yours {one_by_one / 2**20:.1f} MiB, counted {moved.bytes / 2**20:.1f} MiB")

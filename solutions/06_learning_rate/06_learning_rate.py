@@ -541,7 +541,6 @@ predicted_accuracy = {"constant": None, "cosine": None, "OneCycle": None}
 from statistics import mean, stdev
 
 require_numbers(predicted_accuracy)
-
 runs = {name: [] for name in schedules_of(STEPS)}
 for seed in range(SEEDS):
     for name, factor in schedules_of(STEPS).items():

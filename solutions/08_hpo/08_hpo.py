@@ -960,14 +960,9 @@ from dlo_lib.cluster import submit
 from dlo_lib.hpo import take_part
 
 shared = {"path": "digits.journal", "objective": resumable}
+sweep = {"worker": range(16)}
 script = submit(
-    take_part,
-    shared,
-    gpus=1,
-    site="jean-zay-v100",
-    account="abc",
-    sweep={"worker": range(16)},
-    dry_run=True,
+    take_part, shared, gpus=1, site="jean-zay-v100", account="abc", sweep=sweep, dry_run=True
 )
 print(script)
 
