@@ -40,6 +40,7 @@ from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
 from dlo_lib.parallel.backward_pass import without_sync
+from dlo_lib.parallel.fsdp.direct_calls import DirectCalls, in_backward
 from dlo_lib.parallel.fsdp.dtensors import spec_of
 from dlo_lib.parallel.fsdp.held_shards import HeldShards
 from dlo_lib.parallel.fsdp.param import FSDPLayout, FSDPParam
@@ -214,6 +215,11 @@ class FSDP(ModuleWrapper):
             for fsdp_param in unit.trained:
                 hook = functools.partial(self._grad_reduction.on_gradient, unit, fsdp_param)
                 fsdp_param.whole.register_post_accumulate_grad_hook(hook)
+        self._is_direct = False  # whether the module runs that is not called through this wrapper
+        module.register_forward_pre_hook(self._begin_direct, prepend=True)
+        module.register_forward_hook(self._end_direct, always_call=True)
+        names = {id(param.shard): param.name for unit in self.units for param in unit.fsdp_params}
+        DirectCalls(module, names, lambda: self._schedule.running)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._forward(self.module, args, kwargs)
@@ -225,17 +231,31 @@ class FSDP(ModuleWrapper):
         return self._forward(method, args, kwargs)
 
     def _forward(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        refuse_compiled("an FSDP module")
-        self._held.follow()
-        self._grad_reduction.recover()
-        self.pool.release()  # free the buffers of the last backward, because forward needs the memory first
-        self._schedule.begin_forward()
+        self._begin_forward()
         try:
             out = call(*args, **kwargs)
             self._schedule.end_forward()
         finally:
             self._schedule.leave_forward()
         return out
+
+    def _begin_forward(self) -> None:
+        refuse_compiled("an FSDP module")
+        self._held.follow()
+        self._grad_reduction.recover()
+        self.pool.release()  # free the buffers of the last backward, because forward needs the memory first
+        self._schedule.begin_forward()
+
+    def _begin_direct(self, module: nn.Module, args: Any) -> None:
+        if not self._schedule.running and not in_backward():
+            self._begin_forward()
+            self._is_direct = True
+
+    def _end_direct(self, module: nn.Module, args: Any, out: Any) -> None:
+        if self._is_direct:
+            self._is_direct = False
+            self._schedule.end_forward()
+            self._schedule.leave_forward()
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         raise UserError(COMPILE_BLOCKS.format("an FSDP module"))

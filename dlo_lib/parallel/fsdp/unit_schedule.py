@@ -54,6 +54,8 @@ class UnitSchedule:
         self._grad_reduction = grad_reduction
         self._compute_dtype = compute_dtype
         self._keep_whole = keep_whole
+        self.running = False
+        """Whether a forward of the whole module is running."""
         call_spans = [(unit, span) for unit in units for span in unit.call_spans]
         # The order of calls in the previous forward; before the first one, the order of registration.
         self._previous_order = sorted(call_spans, key=lambda entry: entry[1].position)
@@ -78,7 +80,7 @@ class UnitSchedule:
 
     def begin_forward(self) -> None:
         """Begin to record the order of calls, and hide the shards from the model's code."""
-        self._order, self._graph_of_gradient = [], False
+        self._order, self._graph_of_gradient, self.running = [], False, True
         for unit in self.units:
             unit.hide_shards(True)
 
@@ -94,6 +96,7 @@ class UnitSchedule:
 
     def leave_forward(self) -> None:
         """Show the shards again, also after an exception."""
+        self.running = False
         for unit in self.units:
             unit.hide_shards(False)
 
