@@ -52,8 +52,8 @@ lab.check("mean")
 
 # %% nbgrader={"grade_id": "fsdp", "solution": true}
 def fully_sharded(linear):
-    """A module for the linear layer, of which each rank keeps its rows only: whole in forward, its gradients
-    averaged over the ranks."""
+    """A module for the linear layer, of which each rank keeps its rows only: whole in forward,
+    its gradients averaged over the ranks."""
 
     ### BEGIN SOLUTION
     class Gather(torch.autograd.Function):
