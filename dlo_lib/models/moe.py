@@ -238,6 +238,7 @@ def update_balance_bias(layers: Iterable[MoELayer]) -> None:
     loads = torch.stack([layer.take_load() for layer in biased])  # (layers, num_experts)
     biased[0].exchange.sum_over_batch(loads)
     for layer, load in zip(biased, loads.double()):
+        layer.router.widen_bias()
         bias = layer.router.balance_bias
         assert bias is not None
         bias += layer.config.bias_rate * torch.sign(load.mean() - load).to(bias)

@@ -89,7 +89,8 @@ class Router(nn.Module):
     """Chooses the experts of each token, in fp32 or wider.
 
     Parameter: ``weight`` (num_experts, hidden). Buffer, with ``bias_rate``: ``balance_bias`` (num_experts,),
-    in fp32 or wider also if the model is in bf16 or fp16, where a sum of many small steps would stop growing.
+    in fp32 or wider also if the model, or the state that it loads, is in bf16 or fp16, where a sum of many
+    small steps would stop growing.
     """
 
     balance_bias: Tensor | None
@@ -114,6 +115,17 @@ class Router(nn.Module):
             if self.balance_bias.dtype != wide:
                 self.balance_bias = before.to(self.balance_bias.device, wide)
         return self
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """Load the weight and the bias. With ``assign=True`` the bias would take the dtype of the state."""
+        super()._load_from_state_dict(*args)
+        self.widen_bias()
+
+    def widen_bias(self) -> None:
+        """Store the bias in fp32 or wider."""
+        if self.balance_bias is not None:
+            wide = torch.promote_types(self.balance_bias.dtype, torch.float32)
+            self.balance_bias = self.balance_bias.to(wide)
 
     def init_weights(self, std: float) -> None:
         """Initialise the matrix normal with standard deviation ``std``, and the bias with zeros."""

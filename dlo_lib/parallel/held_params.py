@@ -24,8 +24,8 @@ from dlo_lib.errors import UserError
 _DTYPE = operator.attrgetter("dtype")
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
-Slot = tuple[nn.Module, str]
-"""A module and the attribute under which it holds a parameter."""
+Slot = tuple[nn.Module, str, Sequence[Tensor]]
+"""A module, the attribute under which it holds a parameter, and what it may hold there."""
 
 
 class HeldMemory:
@@ -69,13 +69,14 @@ class HeldModule:
         params: the parameters that ``root`` may hold: those at this moment, and those that the wrapper puts
             there in turn.
         wrapper: the name of the wrapper, for the message.
-        slots: where ``root`` must always hold one of ``params``.
+        slots: where ``root`` must always hold a certain parameter.
     """
 
     def __init__(
         self, root: nn.Module, params: Sequence[Tensor], wrapper: str, slots: Sequence[Slot] = ()
     ) -> None:
-        self._root, self._params, self._wrapper, self._slots = root, params, wrapper, slots
+        self._root, self._params, self._wrapper = root, params, wrapper
+        self._slots = [(module, name, frozenset(map(id, allowed))) for module, name, allowed in slots]
         self._known_params = set(map(id, params))
         self._accept()
 
@@ -92,27 +93,24 @@ class HeldModule:
         parameters are accepted.
 
         Raises:
-            UserError: there is a new parameter, or a slot does not hold one of ``params``.
+            UserError: there is a new parameter, or a slot does not hold its parameter.
         """
         now = itertools.chain.from_iterable(map(dict.values, self._dicts))
-        if self._known.issuperset(map(id, now)) and self._slots_are_filled():
+        wrong = [
+            (module, name) for module, name, own in self._slots if id(module._parameters.get(name)) not in own
+        ]
+        if self._known.issuperset(map(id, now)) and not wrong:
             return
         params = self._root.named_parameters()  # a plain tensor is that of torch.func.functional_call
         new = [name for name, param in params if isinstance(param, nn.Parameter) and not self._knows(param)]
-        new += [
-            attribute
-            for module, attribute in self._slots
-            if not self._knows(module._parameters.get(attribute))
-        ]
-        if new:
+        names = {module: name for name, module in self._root.named_modules()}
+        new += [f"{names.get(module, '')}.{attribute}".lstrip(".") for module, attribute in wrong]
+        if changed := list(dict.fromkeys(new)):
             raise UserError(
-                f"{_some(list(dict.fromkeys(new)))} was added or replaced after {self._wrapper} had wrapped "
+                f"{_some(changed)} was added or replaced after {self._wrapper} had wrapped "
                 "the module: change the module first, then wrap it"
             )
         self._accept()
-
-    def _slots_are_filled(self) -> bool:
-        return all(attribute in module._parameters for module, attribute in self._slots)
 
     def _knows(self, param: Tensor | None) -> bool:
         return id(param) in self._known_params

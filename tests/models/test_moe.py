@@ -231,13 +231,19 @@ def test_the_bias_moves_by_its_rate_towards_the_mean_load():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("made", ["in the dtype", "converted"])
+@pytest.mark.parametrize("made", ["in the dtype", "converted", "assigned", "replaced"])
 def test_the_bias_of_a_narrow_model_takes_small_steps(dtype, made):
     """In bf16, 0.5 + 0.001 is 0.5: the bias would stop there."""
     config = replace(PLAIN, bias_rate=1e-3)
     layer = MoELayer(config, HIDDEN, dtype=dtype) if made == "in the dtype" else layer_of(config)
-    bias = layer.router.balance_bias
-    bias.fill_(0.501)
+    if made in ("assigned", "replaced"):
+        state = {name: value.to(dtype) for name, value in layer.state_dict().items()}
+        layer.load_state_dict(state, assign=True)
+    layer.router.balance_bias.fill_(0.501)
+    if made == "replaced":
+        layer.router.balance_bias = torch.full((6,), 0.501, dtype=dtype)
+        update_balance_bias([layer])
+        layer.router.balance_bias.fill_(0.501)
     layer.to(dtype=dtype)
     assert layer.router.weight.dtype == dtype
     assert layer.router.balance_bias.dtype == torch.float32

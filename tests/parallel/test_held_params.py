@@ -137,6 +137,14 @@ def normed(module: nn.Module) -> None:
     parametrizations.weight_norm(module.layers[1])
 
 
+def untied(module: nn.Module) -> None:
+    module.layers[1].weight = module.layers[2].weight
+
+
+def without_bias(module: nn.Module) -> None:
+    module.layers[1].bias = None
+
+
 def unfrozen(module: nn.Module) -> None:
     module.out.requires_grad_(True)
 
@@ -149,6 +157,8 @@ CHANGES: dict[Callable[[nn.Module], None], tuple[str, tuple[Callable[[nn.Module]
     cast: ("got other memory or another dtype after .* had taken it", FORMS[1:]),
     swapped: ("other memory|no gradient on this rank", FORMS[1:]),
     normed: ("was added or replaced", (fsdp,)),
+    untied: ("layers.1.weight was added or replaced|no gradient on this rank for layers.1.weight", FORMS),
+    without_bias: ("layers.1.bias was added or replaced|no gradient on this rank for layers.1.bias", FORMS),
     unfrozen: ("unfreeze first, then wrap|was unfrozen: make the optimiser after", FORMS),
 }
 
@@ -167,6 +177,67 @@ def test_other_changes_after_wrapping_are_refused():
                     pytest.fail(f"{form.__name__} trains on after {change.__name__}")
 
     run_ranks(refuse, RANKS)
+
+
+class Normed(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(x))
+
+
+def test_running_buffers_are_broadcast_also_after_they_were_replaced():
+    def compare() -> None:
+        model = DDP(Normed().double())
+        model.module.norm.running_mean = torch.zeros(6, dtype=torch.float64)
+        model.float().double()
+        for _ in range(2):
+            model(torch.randn(4, 6, dtype=torch.float64) + dist.get_rank()).sum().backward()
+        before = model.module.norm.running_mean.clone()
+        model(torch.zeros(4, 6, dtype=torch.float64))
+        after = model.module.norm.running_mean / 0.9  # all ranks have taken the values of the first one
+        sent = before.clone()
+        dist.broadcast(sent, 0)
+        torch.testing.assert_close(after, sent)
+        assert dist.get_rank() == 0 or not torch.allclose(before, sent)
+
+    run_ranks(compare, RANKS)
+
+
+def test_parameters_that_are_put_into_the_groups_by_hand_are_refused():
+    def refuse() -> None:
+        for form in (stage_1, stage_2):
+            for change in (
+                lambda groups: groups[0]["params"].append(nn.Parameter(torch.ones(2))),
+                lambda groups: groups[0]["params"].pop(),
+                lambda groups: groups.append({"params": [groups[0]["params"].pop()], "lr": 0.1}),
+            ):
+                model, optimizer = form(Net().double())
+                train(model, optimizer, 0)
+                change(optimizer.param_groups)
+                with pytest.raises(UserError, match=r"param_groups were changed.* add_param_group"):
+                    train(model, optimizer, 1)
+
+    run_ranks(refuse, RANKS)
+
+
+def test_a_module_that_is_taken_out_or_used_twice_trains_as_without_fsdp():
+    def out(module: nn.Module) -> None:
+        module.layers[2] = nn.Identity()
+
+    def twice(module: nn.Module) -> None:
+        module.layers[0] = module.layers[2]
+
+    def compare() -> None:
+        for change in (out, twice):
+            trained_like_its_twin(fsdp, change)
+        model = FSDP(Net())
+        out(model.module)
+        model.load_full_state_dict(model.full_state_dict())
+
+    run_ranks(compare, RANKS)
 
 
 def test_new_modules_without_parameters_are_no_change():

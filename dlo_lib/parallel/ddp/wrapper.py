@@ -134,7 +134,13 @@ class DDP(ModuleWrapper):
             broadcast_packed(held, holders, bucket_bytes)
         state = module.state_dict(keep_vars=True) if broadcast_buffers else {}
         persistent = {id(tensor) for tensor in state.values()}
-        self._running_buffers = [buffer for buffer in module.buffers() if id(buffer) in persistent]
+        buffers = {
+            id(buffer): (inner, name)
+            for inner in module.modules()
+            for name, buffer in inner._buffers.items()
+            if buffer is not None and id(buffer) in persistent
+        }
+        self._running_buffers = list(buffers.values())  # their places, because a cast makes new tensors
         self._reducer = GradAllReduce(
             trained,
             group,
@@ -175,7 +181,7 @@ class DDP(ModuleWrapper):
         if self.training and self._reducer.sync and self._running_buffers:
             context = self._reducer.join_context
             source = context.announce(JoinPhase.BUFFERS).active[0] if context is not None else 0
-            broadcast_packed(self._running_buffers, self.group, self._bucket_bytes, source)
+            self._broadcast_buffers(source)
         self._reducer.unsynced = True
         output = self.module(*args, **kwargs)
         if self._static_graph:
@@ -258,7 +264,7 @@ class DDP(ModuleWrapper):
     def _shadow(self, context: JoinContext, step: Callable[[], None] | None) -> None:
         while (state := context.announce(JoinPhase.OUT)).phase is not JoinPhase.OUT:
             if state.phase is JoinPhase.BUFFERS:
-                broadcast_packed(self._running_buffers, self.group, self._bucket_bytes, state.active[0])
+                self._broadcast_buffers(state.active[0])
                 continue
             self.zero_grad()
             self._reducer.finish(PassEnd.SHADOW)
@@ -267,6 +273,12 @@ class DDP(ModuleWrapper):
         if step is None and context.last is not None:
             tensors = [*self.module.parameters(), *self.module.buffers()]
             broadcast_packed(tensors, self.group, self._bucket_bytes, context.last.active[0])
+
+    def _broadcast_buffers(self, source: int) -> None:
+        """Set the running buffers to the values of rank ``source`` of the group."""
+        found = [inner._buffers.get(name) for inner, name in self._running_buffers]
+        buffers = [buffer for buffer in found if buffer is not None]
+        broadcast_packed(buffers, self.group, self._bucket_bytes, source)
 
     def _check_same_module(self, trained: list[str]) -> None:
         tensors = [*self.module.parameters(), *self.module.buffers()]

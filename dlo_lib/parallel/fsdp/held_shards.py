@@ -31,8 +31,9 @@ class HeldShards:
 
     def __init__(self, root: nn.Module, params: Sequence[FSDPParam]) -> None:
         self._params, self._shards = params, [param.shard for param in params]
-        held = [tensor for param in params for tensor in (param.shard, param.whole, param.absent)]
-        slots = [slot for param in params for slot in param.owners]
+        by_param = [(param.shard, param.whole, param.absent) for param in params]
+        held = [tensor for tensors in by_param for tensor in tensors]
+        slots = [(*slot, tensors) for param, tensors in zip(params, by_param) for slot in param.owners]
         self._module = HeldModule(root, held, "FSDP", slots)
         self._memory = HeldMemory({param.shard: param.name for param in params}, "FSDP")
         self._trained = self._requires_grad = requires_grad_of(self._shards)

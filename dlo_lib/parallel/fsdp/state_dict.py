@@ -18,12 +18,17 @@ from dlo_lib.parallel.fsdp.param_group import FSDPParamGroup
 
 
 def fsdp_params_by_name(module: nn.Module, units: Sequence[FSDPParamGroup]) -> dict[str, FSDPParam]:
-    """Map the names of the parameters in ``module`` to the parameters; a tied one has several names."""
-    names = {id(inner): name for name, inner in module.named_modules()}
+    """Map the names of the parameters in ``module`` to the parameters; a tied one has several names. A module
+    that was taken out of ``module`` has none."""
+    names: dict[int, list[str]] = {}
+    for name, inner in module.named_modules(remove_duplicate=False):
+        names.setdefault(id(inner), []).append(name)
     params = [fsdp_param for unit in units for fsdp_param in unit.fsdp_params]
     owners = [(fsdp_param, *owner) for fsdp_param in params for owner in fsdp_param.owners]
     return {
-        f"{names[id(inner)]}.{attribute}".lstrip("."): fsdp_param for fsdp_param, inner, attribute in owners
+        f"{name}.{attribute}".lstrip("."): fsdp_param
+        for fsdp_param, inner, attribute in owners
+        for name in names.get(id(inner), [])
     }
 
 
@@ -65,6 +70,8 @@ def load_full_state_dict(
             raise UserError(f"{name} is {found} instead of {tuple(shape)}: load the state of the same model")
         if fsdp_param is None:
             tensor.copy_(state[name])
+    names = {fsdp_param: name for name, fsdp_param in by_name.items()}
     for unit in units:
         for fsdp_param in unit.fsdp_params:
-            unit.load(fsdp_param, state[next(name for name, held in by_name.items() if held is fsdp_param)])
+            if fsdp_param in names:
+                unit.load(fsdp_param, state[names[fsdp_param]])

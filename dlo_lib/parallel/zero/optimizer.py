@@ -94,6 +94,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._may_grow = partition is None
         self.local: torch.optim.Optimizer | None = None
         """The wrapped optimiser, which updates the pieces of this rank."""
+        self._ids: list[list[int]] = []  # of the parameters of each group
         self._grad_views: list[nn.Parameter] = []  # the shards whose gradients are views of whole gradients
         split = PartitionBy.ELEMENTS if optimizer_cls in ELEMENTWISE else PartitionBy.PARAMETERS
         self.partition = partition or Partition([], group, split=split, bucket_bytes=bucket_bytes)
@@ -121,6 +122,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
             if self._may_grow:
                 self.partition.add(self.param_groups[-1]["params"])
             self._add_to_local(self.param_groups[-1])
+
+    def _check_groups(self) -> None:
+        """Refuse parameters that are in ``param_groups`` without ``add_param_group``, because the wrapped
+        optimiser does not have them."""
+        if [[id(param) for param in held["params"]] for held in self.param_groups] != self._ids:
+            raise UserError(
+                "the parameters in param_groups were changed, which the optimisers of the pieces do not "
+                "follow: add parameters by add_param_group on every rank, or make a new ShardedOptimizer"
+            )
 
     def _check_each_param_alone(self) -> None:
         if self.partition.ranks == 1 or updates_params(self._cls, self.param_groups, self._options):
@@ -154,6 +164,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self.local.add_param_group(own)
         for key, value in self.local.param_groups[-1].items():
             held.setdefault(key, value)
+        self._ids.append([id(param) for param in held["params"]])
 
     def pieces(self) -> list[Piece]:
         """Return the pieces that this rank owns, in the order of ``param_groups``."""
@@ -186,6 +197,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """
         assert self.local is not None
         self.partition.check()
+        self._check_groups()
         for held, own in zip(self.param_groups, self.local.param_groups):
             own.update((key, value) for key, value in held.items() if key not in _PARAM_KEYS)
         if closure is None:
