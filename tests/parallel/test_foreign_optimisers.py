@@ -6,12 +6,21 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from dlo_lib.errors import UserError
 from dlo_lib.launch import run_ranks
+from dlo_lib.models.moe import MoELayer
+from dlo_lib.models.router import MoEConfig
 from dlo_lib.parallel import DDP, FSDP
+from dlo_lib.parallel.expert import ExpertParallel, parallelize_experts
+from dlo_lib.parallel.pipeline.runtime import Pipeline
+from dlo_lib.parallel.pipeline.schedules import one_f_one_b
 from dlo_lib.parallel.sharding.elementwise import updates_elements, updates_params
+from dlo_lib.parallel.tensor.apply import parallelize_tensor
+from dlo_lib.parallel.tensor.style import ColumnParallel, RowParallel
+from dlo_lib.parallel.tensor.wrapper import TensorParallel
 from dlo_lib.parallel.zero import ShardedDDP, ShardedOptimizer
 from dlo_lib.parallel.zero.flat_params import PartitionBy
 from tests.parallel.foreign import ClippedLars, Lars, Lion, Prodigy
@@ -127,3 +136,45 @@ def test_one_rank_steps_with_any_optimiser():
         train(model, optimizer, torch.ones(1, 5).double())
 
     run_ranks(step, 1)
+
+
+def tensor_parallel() -> nn.Module:
+    module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+    layout = parallelize_tensor(module, dist.group.WORLD, {"0": ColumnParallel(), "2": RowParallel()})
+    return TensorParallel(module, layout)
+
+
+def expert_parallel() -> nn.Module:
+    module = MoELayer(MoEConfig(num_experts=4, top_k=2, intermediate=4), 4, dtype=torch.float64)
+    layout = parallelize_experts(module)
+    return ExpertParallel(DDP(module, layout.batch, reduced_over=layout.reduced_over(module)), layout)
+
+
+def pipeline() -> nn.Module:
+    return Pipeline({dist.get_rank(): nn.Linear(4, 4).double()}, one_f_one_b(RANKS, 1))
+
+
+def test_forms_that_cut_a_model_refuse_what_needs_more_than_the_part_of_a_rank():
+    def compare() -> None:
+        torch.manual_seed(0)
+        for form, refused in (
+            (tensor_parallel, [Lars, torch.optim.Adafactor, *COUPLED]),
+            (expert_parallel, [Lars, torch.optim.Adafactor, *COUPLED]),
+            (pipeline, COUPLED),
+        ):
+            model = form()
+            for kind in (torch.optim.AdamW, Lion, Lars, torch.optim.Adafactor, *COUPLED):
+                optimizer = kind(model.parameters(), lr=0.1)
+                for param in model.parameters():
+                    param.grad = torch.ones_like(param)
+                before = [param.detach().clone() for param in model.parameters()]
+                if kind not in refused:
+                    optimizer.step()
+                    continue
+                with pytest.raises(UserError, match=rf"{kind.__name__} does not update each .* gives it"):
+                    optimizer.step()
+                assert all(torch.equal(param, old) for param, old in zip(model.parameters(), before))
+        whole = list(net().parameters())
+        Prodigy(whole).step()  # of no form
+
+    run_ranks(compare, RANKS)

@@ -15,6 +15,12 @@ from torch.nn.utils import parametrizations
 from dlo_lib.errors import UserError
 from dlo_lib.launch import run_ranks
 from dlo_lib.parallel import DDP, FSDP
+from dlo_lib.parallel.pipeline.runtime import Pipeline
+from dlo_lib.parallel.pipeline.schedules import one_f_one_b
+from dlo_lib.parallel.pipeline.tied_embeddings import TiedEmbeddings
+from dlo_lib.parallel.tensor.apply import parallelize_tensor
+from dlo_lib.parallel.tensor.style import SequenceParallel
+from dlo_lib.parallel.tensor.wrapper import TensorParallel
 from dlo_lib.parallel.zero import ShardedDDP, ShardedOptimizer
 from tests.parallel.forms import Spread
 
@@ -238,6 +244,47 @@ def test_a_module_that_is_taken_out_or_used_twice_trains_as_without_fsdp():
         model.load_full_state_dict(model.full_state_dict())
 
     run_ranks(compare, RANKS)
+
+
+def test_stages_that_change_after_the_pipeline_was_made_are_refused():
+    def step(model: Pipeline, dtype: torch.dtype) -> None:
+        x = torch.ones(1, 6, dtype=dtype)
+        model.accumulate_gradients([(x, x)], lambda out, target: (out - target).square().sum())
+
+    def narrower() -> None:
+        rank = dist.get_rank()
+        model = Pipeline({rank: nn.Linear(6, 6).double()}, one_f_one_b(RANKS, 1))
+        step(model, torch.float64)
+        model.float()
+        if rank == 0:
+            with pytest.raises(UserError, match=r"float32 \(1, 6\), and torch.float64 \(1, 6\) before: cast"):
+                step(model, torch.float32)
+
+    def untied_table() -> None:
+        stage = nn.Linear(6, 6)
+        tied = TiedEmbeddings(stage.weight, (0, 1), name="weight")
+        model = Pipeline({dist.get_rank(): stage}, one_f_one_b(RANKS, 1), tied=tied)
+        step(model, torch.float32)
+        stage.weight = nn.Parameter(stage.weight.detach().clone())
+        with pytest.raises(UserError, match=r"the copy of weight was replaced .* change the stages first"):
+            step(model, torch.float32)
+
+    def cut_layers() -> None:
+        module = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6))
+        model = TensorParallel(
+            module, parallelize_tensor(module, dist.group.WORLD, {"1": SequenceParallel()})
+        )
+        model(torch.ones(1, 6))
+        module[1].weight = nn.Parameter(torch.ones(6))
+        with pytest.raises(UserError, match=r"1.weight was added or replaced after TensorParallel"):
+            model(torch.ones(1, 6))
+
+    def change() -> None:
+        untied_table()
+        cut_layers()
+        narrower()
+
+    run_ranks(change, RANKS)
 
 
 def test_new_modules_without_parameters_are_no_change():

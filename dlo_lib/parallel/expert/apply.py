@@ -166,7 +166,7 @@ def parallelize_experts(
         if not tensors[0].is_meta:
             broadcast_packed(tensors, batch, 25 * MIB)
         for key, param in list(layer.experts.named_parameters()):
-            parts[f"{name}.experts.{key}"] = ExpertPart(param.shape, param.stride(), placement)
+            parts[f"{name}.experts.{key}".lstrip(".")] = ExpertPart(param.shape, param.stride(), placement)
             mine = param.detach().chunk(ranks)[dist.get_rank(group)]
             # A copy, so that the memory of the other experts is freed.
             value = torch.empty_like(mine) if param.is_meta else mine.clone()

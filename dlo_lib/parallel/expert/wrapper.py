@@ -30,6 +30,7 @@ from dlo_lib.parallel.protocol import (
     shard_groups,
 )
 from dlo_lib.parallel.sharding.clip import clip_sharded_grad_norm_
+from dlo_lib.parallel.sharding.held_parts import Held, mark_held
 from dlo_lib.parallel.sharding.sharded_grad import GradScope, mark
 
 
@@ -45,7 +46,8 @@ class ExpertParallel(ModuleWrapper):
         layout: the result of ``parallelize_experts``.
 
     Raises:
-        UserError: the wrapper sums the gradients of experts over other ranks.
+        UserError: the wrapper sums the gradients of experts over other ranks; later, the optimiser needs the
+            parameters of all experts.
     """
 
     holds_every_param = True
@@ -64,6 +66,9 @@ class ExpertParallel(ModuleWrapper):
         self.module, self.layout = module, layout
         self._inner: ParallelModel = module
         self.takes_added_grads = module.takes_added_grads
+        if dist.get_world_size(layout.group) > 1:
+            parts = [shard.param for shard in module.shards() if shard.name in layout.parts]
+            mark_held(parts, Held.PARTS, "expert parallelism")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)

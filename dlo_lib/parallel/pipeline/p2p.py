@@ -34,6 +34,9 @@ class OutputMeta:
     shape: Shape
     dtype: torch.dtype
 
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
 
 class StageP2P:
     """The sends and receives of one rank.
@@ -54,12 +57,18 @@ class StageP2P:
         inputs of the micro-batch.
 
         Raises:
-            UserError: the output does not have a floating-point dtype, or has too many dimensions.
+            UserError: the output does not have a floating-point dtype, or has too many dimensions, or has
+                another shape or dtype than the first one, which the other rank expects.
         """
-        key = (stage, micro_shape)
+        key, meta = (stage, micro_shape), OutputMeta(tuple(output.shape), output.dtype)
         if key not in self._metas:
-            meta = self._metas[key] = OutputMeta(tuple(output.shape), output.dtype)
+            self._metas[key] = meta
             self._send(rank, _encoded(meta).to(self.device))
+        elif self._metas[key] != meta and not self._simulated:
+            raise UserError(
+                f"stage {stage} returns {meta}, and {self._metas[key]} before: cast and change the stages "
+                "before the pipeline is made, and use one precision with it"
+            )
         self._send(rank, output)
 
     def simulate(self, stages: int, micro_shape: Shape, shape: Shape, dtype: torch.dtype) -> None:

@@ -34,6 +34,7 @@ from dlo_lib.parallel.protocol import (
     whole_params,
 )
 from dlo_lib.parallel.sharding.clip import clip_sharded_grad_norm_
+from dlo_lib.parallel.sharding.held_parts import Held, mark_held
 from dlo_lib.parallel.sharding.sharded_grad import GradScope, RemoteGrad, mark
 
 _REFUSAL = (
@@ -56,7 +57,7 @@ class Pipeline(nn.Module):
     Raises:
         UserError: the schedule gives other stages to this rank, the group has another size, the schedule
             cannot be executed, or it splits the backward of stages that communicate their gradients during
-            backward.
+            backward; later, the optimiser needs the parameters of all ranks.
     """
 
     holds_every_param = False
@@ -102,6 +103,8 @@ class Pipeline(nn.Module):
         self._p2p = StageP2P(group, self._device)
         self._grad_scope = GradScope((), self._device, _REFUSAL)
         self._times = ActionTimes(self._device)
+        if ranks > 1:
+            mark_held(self.parameters(), Held.SOME, "a pipeline")
 
     def accumulate_gradients(
         self,
@@ -123,8 +126,11 @@ class Pipeline(nn.Module):
             The sum of the losses, () fp64, on every rank of the pipeline.
 
         Raises:
-            UserError: the number of micro-batches is not that of the schedule.
+            UserError: the number of micro-batches is not that of the schedule; a stage returns another shape
+                or dtype than before; the tied parameter was replaced.
         """
+        if self.tied is not None:
+            self.tied.check(self.parameters())
         with contextlib.ExitStack() as stack:
             for module in self.stages.values():
                 stack.enter_context(getattr(module, "no_sync", contextlib.nullcontext)())

@@ -8,6 +8,8 @@ this rank's shard of it, between the two ranks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch.distributed as dist
 from torch import nn
 
@@ -52,6 +54,18 @@ class TiedEmbeddings:
         """The second copy, on the rank that holds it. A norm over all ranks must not count it."""
         if self._parameter is not None:
             dist.broadcast(self._parameter.data, dist.get_global_rank(whole, ends[0]), group=self._pair)
+
+    def check(self, params: Iterable[nn.Parameter]) -> None:
+        """Check that the copy of this rank is among ``params``, those of its stages.
+
+        Raises:
+            UserError: it is not, because it was replaced.
+        """
+        if self._parameter is not None and all(param is not self._parameter for param in params):
+            raise UserError(
+                f"the copy of {self.name} was replaced after the two copies were tied: "
+                "change the stages first, then make TiedEmbeddings and the pipeline"
+            )
 
     def add_gradients(self) -> None:
         """Replace the gradients of both copies by their sum; called by both ranks after the backward

@@ -112,6 +112,25 @@ def updates_params(
     def make(groups: list[Group]) -> torch.optim.Optimizer:
         return optimizer_cls(groups, **options)
 
+    return _updates_alone(make, groups)
+
+
+def updates_params_alone(optimizer: torch.optim.Optimizer) -> bool:
+    """Return what ``updates_params`` does, of an optimiser that exists. Its parameters and its state are not
+    changed."""
+    optimizer = _innermost(optimizer)
+    if type(optimizer) in _EACH_PARAM or getattr(optimizer, "updates_each_param", False):
+        return True
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+
+    def make(groups: list[Group]) -> torch.optim.Optimizer:
+        return _copy_of(optimizer, groups, params)
+
+    return _updates_alone(make, optimizer.param_groups)
+
+
+def _updates_alone(make: Make, groups: Sequence[Group]) -> bool:
+    params = [param for group in groups for param in group["params"]]
     held = [_options_of(group) for group in groups]
     shapes = [_small_shapes(group["params"]) for group in groups]
     parts = [_Part(slice(first, None, 2)) for first in (0, 1)]

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from dlo_lib.data.tokens import IGNORE_INDEX
 from dlo_lib.errors import UserError
 from dlo_lib.optim.step import summed_cross_entropy
+from dlo_lib.parallel.held_params import HeldModule
 from dlo_lib.parallel.protocol import (
     MemoryObserver,
     ModuleWrapper,
@@ -34,6 +35,7 @@ from dlo_lib.parallel.protocol import (
     whole_params,
 )
 from dlo_lib.parallel.sharding.clip import clip_sharded_grad_norm_
+from dlo_lib.parallel.sharding.held_parts import Held, mark_held
 from dlo_lib.parallel.sharding.sharded_grad import GradScope, mark, plain
 from dlo_lib.parallel.tensor.cross_entropy import vocab_parallel_cross_entropy
 from dlo_lib.parallel.tensor.layout import TensorLayout, part_of_state, whole_from_parts
@@ -58,6 +60,9 @@ class TensorParallel(ModuleWrapper):
         module: the data-parallel wrapper of the model, or the model itself.
         layout: the result of ``parallelize_tensor``. Call ``scale_partial_grads`` before the data-parallel
             wrapper is created.
+
+    Raises:
+        UserError: in forward, a parameter is new or was replaced; the optimiser needs whole matrices.
     """
 
     holds_every_param = True
@@ -67,12 +72,20 @@ class TensorParallel(ModuleWrapper):
         super().__init__()
         self.module, self.layout = module, layout
         self._inner = module if isinstance(module, ParallelModel) else None
+        # A data-parallel wrapper compares its parameters itself.
+        params = list(module.parameters()) if self._inner is None else []
+        self._held = HeldModule(module, params, "TensorParallel") if params else None
+        cut = {name for name, part in layout.parts.items() if part.placement.copies < layout.group.ranks}
+        parts = [shard.param for shard in self._local_shards() if shard.name in cut]
+        mark_held(parts, Held.PARTS, "tensor parallelism")
 
     @property
     def _device(self) -> torch.device:
         return next(self.module.parameters(), torch.empty(0)).device
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._held is not None and not torch.compiler.is_compiling():
+            self._held.check()
         return self.module(*args, **kwargs)
 
     def summed_cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
