@@ -799,12 +799,9 @@ large = {
     "ZB-H1": timed(zb_h1_rows(p, m)),
 }
 for name, run in large.items():
-    wasted = p * run.bubble_ratio / (1 + run.bubble_ratio)
+    wasted = f"{p * run.bubble_ratio / (1 + run.bubble_ratio):4.1f} of {p} GPUs that never work"
     bubble = f"bubble {100 * run.bubble_ratio:5.1f} % of the ideal time"
-    print(
-        f"{name:20}{run.schedule.micro_batches:6,} micro-batches: {bubble}, "
-        f"as {wasted:4.1f} of {p} GPUs that never work"
-    )
+    print(f"{name:20}{run.schedule.micro_batches:6,} micro-batches: {bubble}, as {wasted}")
 
 # %% [markdown] id="job_text"
 # `cluster.submit` works on a cluster and on this machine. With `dry_run` it returns the script for SLURM,
@@ -823,9 +820,8 @@ script = cluster.submit("dlo_lib.train", [*full, *flags], **where, dry_run=True)
 asked = [line for line in script.splitlines() if line.startswith(("#SBATCH", "srun"))]
 print("For SLURM, 2 nodes of 4 GPUs:", *asked, sep="\n  ")
 job = cluster.submit("dlo_lib.train", [*little, *flags], gpus=GPUS).wait()
-print("Here, a pipeline of 2 ranks:")
-for line in job.metrics():
-    print(f"  step {line.step}: {line.tokens_per_second:,.0f} tokens/s")
+steps = [f"  step {line.step}: {line.tokens_per_second:,.0f} tokens/s" for line in job.metrics()]
+print("Here, a pipeline of 2 ranks:", *steps, sep="\n")
 
 # %% [markdown] id="standard_text"
 # ## 12 · The same with `torch.distributed.pipelining`
