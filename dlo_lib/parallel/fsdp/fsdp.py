@@ -112,7 +112,9 @@ class FSDP(ModuleWrapper):
 
     Parameters may be frozen and thawed afterwards; zeros are sent for a frozen one. Forward may compute
     gradients of its inputs (``torch.autograd.grad`` with ``create_graph=True``); all units then stay
-    unsharded until the end of backward. Compile the blocks, not the whole (``parallel.compile``).
+    unsharded until the end of backward. Compile the blocks, not the whole (``parallel.compile``). Call other
+    methods of the module by ``call_method``: one that is called directly finds the shards, with which it may
+    not compute (``fsdp.direct_calls``).
 
     Raises:
         UserError: there is no process group; the module is sharded already; a parameter has no gradient (see
