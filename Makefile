@@ -64,7 +64,7 @@ LAB ?= 13_dp_limit
 grade: setup ## a classroom in a box: three made-up students through the whole grading of LAB
 	@exec $(BIN)/dlo classroom $(LAB) $(ARGS)
 
-labs: setup ## write labs/ anew from solutions/
+labs: setup ## build the notebooks in labs/ from the texts in solutions/
 	@exec $(BIN)/dlo build
 
 NAME ?= launch

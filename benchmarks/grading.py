@@ -36,10 +36,11 @@ from benchmarks.paired import Row, Spread
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.grading.classroom.nbgrader_course import STOCK_FOLDER, create_course, open_course
+from dlo_lib.grading.classroom.publication import fill_source
 from dlo_lib.grading.lab.course import find_lab, source_labs
 from dlo_lib.grading.lab.mutants import read_mutants
 from dlo_lib.grading.lab.release import release_notebook
-from dlo_lib.grading.lab.source import LabSource, build_notebook, notebook_text, read_lab, source_folder
+from dlo_lib.grading.lab.source import LabSource, notebook_text, read_lab, source_folder
 from dlo_lib.grading.sandbox.limits import descendants, resident_bytes
 
 LAB = "13_dp_limit"
@@ -137,8 +138,9 @@ def spread(values: list[float]) -> Spread:
 def new_course(folder: Path, lab: LabSource, answers: Mapping[str, Mapping[str, str]]) -> None:
     """Create a course with a submission of each student."""
     create_course(folder, students=list(answers))
-    build_notebook(lab.folder)
-    if not open_course(folder).generate_assignment(LAB)["success"]:
+    course = open_course(folder)
+    fill_source(course, lab.info)
+    if not course.generate_assignment(LAB)["success"]:
         raise UserError(f"{LAB} cannot be released: `dlo release {LAB} --prove-only` says why")
     for student, own in answers.items():
         notebook = release_notebook(lab.folder)

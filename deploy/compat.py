@@ -143,7 +143,7 @@ def chosen_pairs(asked: list[str]) -> list[tuple[Pair, str]]:
 
 def chosen_labs(asked: list[str]) -> list[str]:
     """Return the names of labs, such as 15_fsdp; a lab may be given by its number. Raises CompatError."""
-    labs = sorted(file.parent.name for file in ROOT.glob("solutions/*/lab.toml"))
+    labs = sorted(file.parent.name for file in ROOT.glob("labs/*/lab.toml"))
     chosen = []
     for word in asked:
         matching = [lab for lab in labs if word == lab or lab.startswith(f"{word.zfill(2)}_")]

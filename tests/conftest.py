@@ -111,7 +111,7 @@ class WholeFiles(LoadScopeScheduling):
             super()._reschedule(node)
 
 
-LABS = {file.parent.name for file in Path(__file__).parents[1].glob("solutions/*/lab.toml")}
+LABS = {file.parent.name for file in Path(__file__).parents[1].glob("labs/*/lab.toml")}
 
 
 def lab_of(test: str) -> str:

@@ -75,8 +75,8 @@ def release(
     """Prove a lab and release it to the class.
 
     The release requires that the solution gets full marks, the unchanged notebook gets no points, each mutant
-    loses its points, labs/ is in step with solutions/, and the release contains no file that is not for
-    students."""
+    loses its points, the notebook in labs/ is built from its text, and the release contains no file that is
+    not for students."""
     from dlo_lib.grading.classroom.deadlines import publish_deadlines
     from dlo_lib.grading.classroom.nbgrader_course import open_course
     from dlo_lib.grading.classroom.publication import (
@@ -93,7 +93,7 @@ def release(
     info = find_lab(lab, source_labs())
     opened = None if prove_only else open_course(course)
     if opened is not None:
-        check_writable(opened, info)  # before the proofs, which take minutes
+        check_writable(opened)  # before the proofs, which take minutes
         check_exchange(opened)
         if not again:
             check_unpublished(opened, info)

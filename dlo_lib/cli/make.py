@@ -118,7 +118,7 @@ def build(
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="write nothing and show the differences")] = False,
 ) -> None:
-    """Write labs/ from solutions/, which are edited as text.
+    """Write the notebooks in labs/ from the texts in solutions/.
 
     With --check, the exit status is 1 if they differ.
     """

@@ -22,7 +22,6 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "course"
     shutil.copytree(SMALL_COURSE, folder)
     monkeypatch.setenv("DLO_COURSE", str(folder))
-    (folder / "labs").mkdir(exist_ok=True)
     for lab in source_labs():
         release_lab(lab)
     return folder

@@ -18,7 +18,6 @@ from dlo_lib.grading.classroom.publication import publish
 from dlo_lib.grading.judge.environment import environment
 from dlo_lib.grading.lab.course import find_lab, source_labs
 from dlo_lib.grading.lab.release import release_lab
-from dlo_lib.grading.lab.source import source_folder
 from tests.cli.in_process import Dlo, commands
 
 SMALL_COURSE = Path(__file__).resolve().parents[1] / "grading" / "small_course"
@@ -37,7 +36,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout with the small lab and an empty course in ``course``. Tests must not change them."""
     root = tmp_path_factory.mktemp("made")
     shutil.copytree(SMALL_COURSE, root, dirs_exist_ok=True)
-    (root / "labs").mkdir()
     with environment({"DLO_COURSE": str(root)}), pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             sys, "argv", ["dlo", "course", str(root / "course"), "--exchange", str(root / "exchange")]
@@ -234,7 +232,7 @@ def test_an_invalid_exchange_is_refused_before_the_proofs(empty: Path, dlo: Dlo,
 def test_a_release_that_cannot_be_written_is_refused_before_its_proofs(
     empty: Path, dlo: Dlo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    locked, allowed = source_folder(find_lab("91", source_labs())), os.access
+    locked, allowed = empty, os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != locked and allowed(path, mode))
     refusal = dlo("release", "91").refusal
     assert f"{locked} cannot be written, and a release writes the notebook there" in refusal
@@ -244,11 +242,10 @@ def test_labs_are_written_from_their_sources_and_compared(
     empty: Path, dlo: Dlo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(SMALL_COURSE, tmp_path / "checkout")
-    (tmp_path / "checkout" / "labs").mkdir()
     monkeypatch.setenv("DLO_COURSE", str(tmp_path / "checkout"))
     before = dlo("build", "--check")
     assert before.status == 1
-    assert "checks/questions.py is missing: run `make labs`" in before.out
+    assert "small.ipynb is missing: run `make labs`" in before.out
     assert "91_small" in dlo("build").out
     after = dlo("build", "--check", "small")
     assert (after.status, after.out) == (0, "labs/ is in step with solutions/\n")
@@ -259,14 +256,12 @@ def test_an_unfinished_lab_does_not_prevent_writing_the_others(
 ) -> None:
     root = tmp_path / "checkout"
     shutil.copytree(SMALL_COURSE, root)
-    shutil.copytree(root / "solutions" / "91_small", root / "solutions" / "90_begun")
-    begun = root / "solutions" / "90_begun"
-    (begun / "91_small.py").unlink()
-    settings = (begun / "lab.toml").read_text(encoding="utf-8")
-    (begun / "lab.toml").write_text(
-        settings.replace("91", "90").replace('"small"', '"begun"'), encoding="utf-8"
-    )
-    (root / "labs").mkdir()
+    for room in ("labs", "solutions"):
+        shutil.copytree(root / room / "91_small", root / room / "90_begun")
+    (root / "solutions" / "90_begun" / "91_small.py").unlink()
+    toml = root / "labs" / "90_begun" / "lab.toml"
+    settings = toml.read_text(encoding="utf-8")
+    toml.write_text(settings.replace("91", "90").replace('"small"', '"begun"'), encoding="utf-8")
     monkeypatch.setenv("DLO_COURSE", str(root))
     built = dlo("build")
     assert built.status == 2
@@ -279,9 +274,8 @@ def test_a_check_with_a_syntax_error_is_one_line(
 ) -> None:
     root = tmp_path / "checkout"
     shutil.copytree(SMALL_COURSE, root)
-    (root / "labs").mkdir()
     monkeypatch.setenv("DLO_COURSE", str(root))
-    (root / "solutions" / "91_small" / "checks" / "more.py").write_text("def check(:\n")
+    (root / "labs" / "91_small" / "checks" / "more.py").write_text("def check(:\n")
     built = dlo("build")
     assert built.status == 2
     assert "more.py is not valid Python: invalid syntax" in built.err
@@ -293,7 +287,6 @@ def test_a_lab_is_released_only_after_its_proofs(
 ) -> None:
     root = tmp_path / "checkout"
     shutil.copytree(SMALL_COURSE, root)
-    (root / "labs").mkdir()
     monkeypatch.setenv("DLO_COURSE", str(root))
     (empty / "solutions").unlink()
     (empty / "solutions").symlink_to(root / "solutions")
@@ -313,7 +306,7 @@ def test_a_lab_is_released_only_after_its_proofs(
     refused = dlo("release", "91", "--prove-only")
     assert "hidden.py must never be released" in refused.out
     assert refused.status == 2
-    dlo("build")
+    (root / "labs" / "91_small" / "hidden.py").unlink()
     once = dlo("release", "91", "--prove-only")
     released = dlo("release", "91", "--secrets", "2")
     first, both = (

@@ -82,7 +82,6 @@ def released_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("released")
     for one in (SMALL_COURSE, SHARDED_COURSE):
         shutil.copytree(one, root, dirs_exist_ok=True)
-    (root / "labs").mkdir()
     (root / "exchange").mkdir()
     with environment({"DLO_COURSE": str(root)}):
         lab = find_lab("91", source_labs())

@@ -83,5 +83,5 @@ def outcomes_in_notebook(lab: LabSource, question: str, answer: str) -> list[Out
             LocalStudent(names, PATIENCE * check.seconds),
             seed_for(SECRET, lab.info.directory, check),
         )
-        for check in load_checks(lab.folder, lab.folder).of(question)
+        for check in load_checks(lab.given, lab.folder).of(question)
     ]

@@ -19,10 +19,11 @@ from filelock import FileLock
 
 from dlo_lib.grading.classroom.batch import Options, grade_lab
 from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
+from dlo_lib.grading.classroom.publication import fill_source
 from dlo_lib.grading.judge.client import RECORD_FILE, JudgeClient
 from dlo_lib.grading.judge.environment import environment
 from dlo_lib.grading.lab.course import find_lab, source_labs
-from dlo_lib.grading.lab.release import build_source, release_notebook
+from dlo_lib.grading.lab.release import release_notebook
 from dlo_lib.grading.lab.source import (
     LabSource,
     notebook_text,
@@ -72,14 +73,14 @@ CLASS = {"ada": right, "blaise": wrong_scale, "chloe": untouched, "dorothy": wit
 def make_checkout(folder: Path) -> None:
     """Create a checkout with only the small lab."""
     shutil.copytree(SMALL_COURSE, folder, dirs_exist_ok=True)
-    (folder / "labs").mkdir()
 
 
 def make_class(folder: Path, lab: LabSource) -> Path:
     """Create a course with ungraded submissions."""
     create_course(folder, students=[*CLASS, "evariste"])
-    build_source(lab.info)
-    assert open_course(folder).generate_assignment(LAB)["success"]
+    course = open_course(folder)
+    fill_source(course, lab.info)
+    assert course.generate_assignment(LAB)["success"]
     for student, notebook in CLASS.items():
         hand_in(folder, student, json.dumps(notebook(lab)))
     return folder

@@ -372,8 +372,8 @@ def _labs(folder: Path, accounts: list[str], full: bool) -> None:
     """Create the kit of the students, and for each account of a course a checkout."""
     for account in accounts:
         checkout = folder / "checkouts" / account.rsplit("-", 1)[1]
-        shutil.copytree(ROOT / "solutions" if full else SMALL_COURSE / "solutions", checkout / "solutions")
-        shutil.copytree(ROOT / "labs", checkout / "labs") if full else (checkout / "labs").mkdir()
+        for room in ("solutions", "labs"):
+            shutil.copytree((ROOT if full else SMALL_COURSE) / room, checkout / room)
         person = pwd.getpwnam(account)
         for path in (checkout, *checkout.rglob("*")):
             os.chown(path, person.pw_uid, person.pw_gid)

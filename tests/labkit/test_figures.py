@@ -39,7 +39,7 @@ from dlo_lib.profiling.technical_check import COLOURS as OF_PHASES
 
 ROOT = Path(__file__).parents[2]
 LABS = [
-    *sorted((ROOT / "solutions").glob("*/figures.py")),
+    *sorted((ROOT / "labs").glob("*/figures.py")),
     ROOT / "dlo_lib" / "grading" / "lab" / "template" / "figures.py.j2",
 ]
 WHITE, BLACK, DARK_PAGE = "#FFFFFF", "#000000", "#111111"

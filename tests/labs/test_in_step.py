@@ -1,4 +1,4 @@
-"""labs/ is what solutions/ releases: no more, no less, and no answer in it."""
+"""labs/ is what students get: the allow-list and what is built from solutions/, and no answer in it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from nbclient import NotebookClient
 
 from dlo_lib.grading.lab.course import LabInfo, source_labs
 from dlo_lib.grading.lab.release import write_release
-from dlo_lib.grading.lab.source import build_notebook, source_folder
+from dlo_lib.grading.lab.source import source_folder, source_notebook
 from tests.labs.warm_python import write_warm_python
 
 CELL_SECONDS = 600  # far above the 90 s a whole lab may take: it ends a run that hangs
@@ -105,7 +105,7 @@ def test_reference_notebook_runs(
     if not request.config.getoption("--full-size"):
         warm_trainings(tmp_path)
     # the released one, with the solutions in
-    notebook = nbformat.read(build_notebook(source_folder(lab)), as_version=4)
+    notebook = source_notebook(source_folder(lab))
     execute(notebook, tmp_path)
     ran = [
         cell.execution_count for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()

@@ -119,11 +119,11 @@ def _copied_course(lab: LabInfo, folder: Path) -> Iterator[None]:
     """Copy the source of ``lab`` below ``folder``, which is the course (``$DLO_COURSE``) in the block, also
     for the processes that judge.
     """
-    original, copy = source_folder(lab), folder / "solutions" / lab.directory
-    for name in present_files(original):
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(original / name, copy / name)  # without the mode, which may be read-only
-    (folder / "labs").symlink_to(course_root() / "labs")
+    for room in ("solutions", "labs"):
+        original, copy = course_root() / room / lab.directory, folder / room / lab.directory
+        for name in present_files(original):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(original / name, copy / name)  # without the mode, which may be read-only
     with environment({"DLO_COURSE": str(folder)}):
         yield
 

@@ -39,7 +39,8 @@ from dlo_lib.grading.classroom.manual_points import SaveScores, submitted_now
 from dlo_lib.grading.judge.environment import environment
 from dlo_lib.grading.judge.preprocessor import reports
 from dlo_lib.grading.judge.report import Report
-from dlo_lib.grading.lab.course import LabInfo
+from dlo_lib.grading.lab.course import LAB_FILE, LabInfo
+from dlo_lib.grading.lab.release import write_source
 
 
 class Rows:
@@ -231,6 +232,8 @@ class GradebookEntry(Autograde):
 
     def _copy_sources(self, target: Path) -> None:
         source = self.coursedir.format_path(self.coursedir.source_directory, ".", self.lab.directory)
+        if not os.path.exists(os.path.join(source, LAB_FILE)):  # a course of an earlier version
+            write_source(self.lab, Path(source))
         own = {os.path.join(source, name) for name in self.exclude_overwriting.get(self.lab.directory, [])}
         for file in set(find_all_files(source, [*self.coursedir.ignore, "*.ipynb"])) - own:
             place = target / os.path.relpath(file, source)

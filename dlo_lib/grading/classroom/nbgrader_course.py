@@ -38,13 +38,13 @@ from dlo_lib.grading.classroom.manual_points import SaveScores
 from dlo_lib.grading.classroom.roster import Person, listed_name
 from dlo_lib.grading.judge.client import no_course
 from dlo_lib.grading.judge.preprocessor import SECRET_FILE, ExecuteWithHidden, JudgeCells, SubmissionExporter
-from dlo_lib.grading.lab.course import QUIZ_ANSWERS_FILE, course_root
+from dlo_lib.grading.lab.course import QUIZ_ANSWERS_FILE, course_root, source_labs
 from dlo_lib.grading.lab.release import LEFT_BY_TOOLS, NEVER, RELEASE_STEPS, RefuseLeaks
 
 COURSE_ID = "dlo"
 CONFIG_FILE = "nbgrader_config.py"
 STOCK_FOLDER = "stock"
-TEXT_SOURCES = "[0-9][0-9]_*.py"
+SOURCE_FOLDER = "source"  # nbgrader makes the releases of it; ``publication`` writes it
 STOCK_CELL_SECONDS = 300  # nbgrader's 30 s is too short for a cell that trains
 
 
@@ -91,13 +91,13 @@ def configure_stock(c: Config, folder: str | Path) -> None:
 def _configure_release(c: Config, folder: Path, course: str) -> None:
     c.CourseDirectory.root = str(folder)
     c.CourseDirectory.course_id = course
-    c.CourseDirectory.source_directory = "solutions"
+    c.CourseDirectory.source_directory = SOURCE_FOLDER
     c.CourseDirectory.release_directory = "release"
     # .html: otherwise nbgrader publishes a student's page, or a link to a file of the instructor, as
     # feedback.
     # The answers of the quiz are for a person without a class; a class gets them by the feedback.
     never = (*NEVER, QUIZ_ANSWERS_FILE)
-    c.CourseDirectory.ignore = [*LEFT_BY_TOOLS, "*.pyc", "feedback", *never, TEXT_SOURCES, "*.html"]
+    c.CourseDirectory.ignore = [*LEFT_BY_TOOLS, "*.pyc", "feedback", *never, "*.html"]
     c.GenerateAssignment.preprocessors = [*RELEASE_STEPS, SaveCells, RefuseLeaks]
 
 
@@ -123,7 +123,9 @@ def create_course(
     _link(folder / "solutions", course_root() / "solutions")
     # A separate course instead of options, because nbgrader reads the configuration in the course's root
     # last.
-    for shared in ("solutions", "submitted"):
+    for lab in source_labs():  # formgrader shows the labs that have a folder there
+        (folder / SOURCE_FOLDER / lab.directory).mkdir(parents=True, exist_ok=True)
+    for shared in (SOURCE_FOLDER, "submitted"):
         _link(folder / STOCK_FOLDER / shared, Path("..") / shared)
     if not (folder / SECRET_FILE).exists():
         # The inputs of the checks are drawn from the secret, so they are the same in each grading of the

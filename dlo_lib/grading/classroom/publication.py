@@ -14,8 +14,7 @@ from dlo_lib.errors import UserError
 from dlo_lib.grading.classroom.batch import run_step
 from dlo_lib.grading.classroom.nbgrader_course import CONFIG_FILE
 from dlo_lib.grading.lab.course import REFERENCES_FILE, LabInfo
-from dlo_lib.grading.lab.release import build_source
-from dlo_lib.grading.lab.source import source_folder
+from dlo_lib.grading.lab.release import write_source
 from dlo_lib.text import tr
 
 
@@ -53,21 +52,21 @@ def check_exchange(course: NbGraderAPI) -> None:
         raise UserError(tr("the exchange {folder} cannot be written: {cure}", folder=root, cure=cure))
 
 
-def check_writable(course: NbGraderAPI, lab: LabInfo) -> None:
+def check_writable(course: NbGraderAPI) -> None:
     """Check that a release can write what it writes besides the exchange.
 
     Raises:
-        UserError: the folder of the course or the lab's folder below solutions/ is not writable.
+        UserError: the folder of the course is not writable.
     """
-    for folder in (Path(course.coursedir.root), source_folder(lab)):
-        if not os.access(folder, os.W_OK):
-            raise UserError(
-                tr(
-                    "{folder} cannot be written, and a release writes the notebook there: work in a checkout "
-                    "and a course folder of this account",
-                    folder=folder,
-                )
+    folder = Path(course.coursedir.root)
+    if not os.access(folder, os.W_OK):
+        raise UserError(
+            tr(
+                "{folder} cannot be written, and a release writes the notebook there: "
+                "work in a course folder of this account",
+                folder=folder,
             )
+        )
 
 
 def check_unpublished(course: NbGraderAPI, lab: LabInfo) -> None:
@@ -99,7 +98,7 @@ def publish(
     """
     if not again:
         check_unpublished(course, lab)
-    build_source(lab)
+    fill_source(course, lab)
     ignored = [*course.coursedir.ignore, *([] if with_references else [REFERENCES_FILE])]
     with temp_attrs(course.coursedir, ignore=ignored):
         run_step(course, "generate", course.generate_assignment(lab.directory))
@@ -109,6 +108,17 @@ def publish(
         )
         run_step(course, "release", capture_log(exchange))
     return place_in_exchange(course, lab)
+
+
+def fill_source(course: NbGraderAPI, lab: LabInfo) -> Path:
+    """Write the lab's folder below ``source/`` of the course, of which nbgrader makes a release; return it.
+
+    Raises:
+        UserError: as :func:`dlo_lib.grading.lab.release.write_source`.
+    """
+    folder = Path(course.coursedir.format_path(course.coursedir.source_directory, ".", lab.directory))
+    write_source(lab, folder)
+    return folder
 
 
 def _exchange_root(course: NbGraderAPI) -> Path:

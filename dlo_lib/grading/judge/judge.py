@@ -72,7 +72,7 @@ def judge_notebook(
     Returns:
         A report for any file; if the file cannot be graded, its status is ``INVALID(reason)``.
     """
-    checks = load_checks(lab.folder, None if visible_only else lab.folder)
+    checks = load_checks(lab.given, None if visible_only else lab.folder)
     opened = open_submission(Path(path), lab, checks)
     return opened if isinstance(opened, Report) else Judge(lab, checks, secret, zygote).judge(*opened)
 
@@ -130,7 +130,7 @@ def judge_answer(
     ``only``: the names of the checks to run; by default all checks of the question.
     """
     submission = reference_submission(lab, {question: answer})
-    checks = load_checks(lab.folder, lab.folder)
+    checks = load_checks(lab.given, lab.folder)
     judge = Judge(lab, checks if only is None else checks.only(only), secret, zygote)
     return judge.question(question, submission, judge.judge_alone(question, submission))
 
@@ -150,7 +150,7 @@ def visible_report(notebook: str | Path) -> Report:
         name = path.resolve().parent.name
     info = find_lab(str(name), labs())
     lab = released_lab(course_root() / "labs" / info.directory)
-    checks = load_checks(lab.folder)
+    checks = load_checks(lab.given)
     opened = open_submission(path, lab, checks)
     if isinstance(opened, Report):
         return opened

@@ -346,7 +346,8 @@ def needs_faults(lab: LabSource) -> list[str]:
 
 def size_faults(lab: LabSource) -> list[str]:
     """A lab has few files, so that its author and its reader keep an overview."""
-    number = sum(path.suffix in (".py", ".toml") for path in lab.folder.rglob("*"))
+    files = [path for folder in (lab.folder, lab.given) for path in folder.rglob("*")]
+    number = sum(path.suffix in (".py", ".toml") for path in files)
     if number <= MAX_FILES:
         return []
     return [
@@ -356,7 +357,7 @@ def size_faults(lab: LabSource) -> list[str]:
 
 def lint_faults(lab: LabSource) -> list[str]:
     """Return the findings of the check linter."""
-    return [str(finding) for finding in lint_lab(lab.folder)]
+    return [str(finding) for finding in lint_lab(lab.given, lab.folder)]
 
 
 STATIC_RULES: dict[str, Rule] = {
@@ -392,4 +393,4 @@ def require_proofs(lab: LabSource, proofs: list[Proof]) -> None:
 
 
 def _checks(lab: LabSource) -> LabChecks:
-    return load_checks(lab.folder, lab.folder)
+    return load_checks(lab.given, lab.folder)

@@ -31,8 +31,8 @@ def zygote_for(lab: LabSource, isolation: Isolation | None = None) -> Zygote:
     """
     given = [cell.source for cell in lab.cells if cell.kind is CellKind.GIVEN]
     # Not the references: the code of a student could run them.
-    files = {name: lab.folder / name for name in imported_files(lab.info, lab.folder)}
-    warm = imported_modules([*given, *_scenarios(lab.folder)])
+    files = {name: lab.given / name for name in imported_files(lab.info, lab.given)}
+    warm = imported_modules([*given, *_scenarios(lab.given)])
     return Zygote(lab.info.taught, warm, lab.info.reduced, files, isolation, _loads_dynamo(lab))
 
 
@@ -51,5 +51,6 @@ def _loads_dynamo(lab: LabSource) -> bool:
     """Whether the lab's text or its checks name something that makes torch load its
     compiler, as optimizers do."""
     texts = [cell.source for cell in lab.cells]
-    texts += [path.read_text(encoding="utf-8", errors="replace") for path in sorted(lab.folder.rglob("*.py"))]
+    files = [path for folder in (lab.folder, lab.given) for path in sorted(folder.rglob("*.py"))]
+    texts += [path.read_text(encoding="utf-8", errors="replace") for path in files]
     return any(LOADS_DYNAMO.search(text) for text in texts)

@@ -42,7 +42,7 @@ from dlo_lib.grading.judge.client import SECRET_FILE as SECRET_FILE
 from dlo_lib.grading.judge.client import JudgeClient, JudgeJob, read_secret
 from dlo_lib.grading.judge.environment import environment
 from dlo_lib.grading.judge.grader_lock import only_grader
-from dlo_lib.grading.lab.course import LAB_FILE, find_lab, source_labs
+from dlo_lib.grading.lab.course import LAB_FILE, find_lab, given_folder, source_labs
 from dlo_lib.grading.lab.source import TEST_PREFIX, LabSource, read_lab, source_folder, text_source
 from dlo_lib.text import tr
 
@@ -263,7 +263,8 @@ def _as_text(text: str) -> str:
 
 def _lab(resources: dict) -> LabSource:
     folder = source_folder(find_lab(resources["nbgrader"]["assignment"], source_labs()))
-    return _read(folder, text_source(folder).stat().st_mtime_ns, (folder / LAB_FILE).stat().st_mtime_ns)
+    files = text_source(folder), given_folder(folder) / LAB_FILE
+    return _read(folder, *(file.stat().st_mtime_ns for file in files))
 
 
 @lru_cache(maxsize=8)

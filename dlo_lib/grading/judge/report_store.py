@@ -24,7 +24,7 @@ import dlo_lib
 from dlo_lib.files import write_text
 from dlo_lib.grading.judge.intake import MAX_BYTES, notebooks_beside
 from dlo_lib.grading.judge.report import CheckReport, QuestionReport, Report
-from dlo_lib.grading.lab.course import BUILT_FILES
+from dlo_lib.grading.lab.course import BUILT_FILES, given_folder
 from dlo_lib.grading.lab.source import LabSource
 
 LEFT_OUT = ("__pycache__", ".ipynb_checkpoints")
@@ -72,10 +72,10 @@ def report_file(folder: Path, student: str) -> Path:
 def lab_key(lab: LabSource, secret: str, sandbox: str) -> str:
     """Return a digest of everything that a verdict depends on except the submission.
 
-    Files that are built from the lab's text beside it do not count.
+    Files that are built from the lab's text do not count.
     """
     parts = [
-        _tree(lab.folder, keep=_is_source),
+        *(_tree(folder, keep=_is_source) for folder in (lab.folder, lab.given)),
         _library(),
         secret,
         sandbox,
@@ -84,9 +84,13 @@ def lab_key(lab: LabSource, secret: str, sandbox: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def checks_version(lab: Path) -> str:
-    """Return a short digest of the source of the lab in the folder ``lab``: its text, checks and settings."""
-    return _tree(lab, keep=lambda path: _is_source(path) and path.name != "mutants.py")[:10]
+def checks_version(source: Path) -> str:
+    """Return a short digest of the lab with this ``source`` folder: its text, checks and settings."""
+    trees = [
+        _tree(folder, keep=lambda path: _is_source(path) and path.name != "mutants.py")
+        for folder in (source, given_folder(source))
+    ]
+    return hashlib.sha256("\n".join(trees).encode()).hexdigest()[:10]
 
 
 def submission_key(lab: str, notebook: Path) -> str:

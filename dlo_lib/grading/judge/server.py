@@ -58,7 +58,7 @@ class JudgeServer:
 
         importlib.import_module("dlo_lib.grading.judge.judge")  # once, before the forks
         torch.set_num_threads(1)
-        self.checks = load_checks(lab.folder, lab.folder)
+        self.checks = load_checks(lab.given, lab.folder)
         rebuild(lab, None)  # builds the release once, before the forks
         self._ready = False
         self._reference: dict[str, float] = {}  # seconds of computing of the reference solution, by check

@@ -1,8 +1,8 @@
 """The course on disk: where it is, which labs it has, and what each lab's ``lab.toml`` says.
 
-``labs/NN_name/`` is what students get; ``solutions/NN_name/`` is what an instructor edits and no student has.
-Both hold the same ``lab.toml``, so that a student's installation knows its labs without the solutions. Cost:
-one small file read a lab.
+``labs/NN_name/`` is what students get: ``lab.toml``, ``checks/``, ``figures.py`` and modules, which are
+edited there, and the notebook, which is built. ``solutions/NN_name/`` is what only an instructor has: the
+text with the solutions, hidden checks and mutants. Cost: one small file read a lab.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ REFERENCES_FILE = "references.json"
 IN_GRADING_FILE = "in_grading.json"
 QUIZ_ANSWERS_FILE = "quiz_answers.json"  # in labs/ and a kit, never in the exchange of a class
 BUILT_FILES = (REFERENCES_FILE, IN_GRADING_FILE, QUIZ_ANSWERS_FILE)
-"""Built from the text of a lab and from its hidden checks."""
+"""Built in labs/, from the text of a lab and from its hidden checks."""
 KEYS = (
     "number", "name", "title", "core", "minutes", "builds_on", "taught", "release", "load_seconds",
     "[steps.QUESTION] needs", "[reduced]",
@@ -115,14 +115,16 @@ def checkout_of(course: Path) -> Path | None:
 
 
 def labs() -> list[LabInfo]:
-    """The labs that students get, in order of their numbers."""
-    return _labs_in(course_root() / "labs")
+    """The labs that students get, in order of their numbers: those whose notebook is built."""
+    folder = course_root() / "labs"
+    return [lab for lab in _labs_in(folder) if (folder / lab.directory / lab.notebook).is_file()]
 
 
 def source_labs() -> list[LabInfo]:
-    """The labs that have a source in ``solutions/``, in order of their numbers; none in a
+    """The labs that have a folder in ``solutions/``, in order of their numbers; none in a
     student's installation."""
-    return _labs_in(course_root() / "solutions")
+    root = course_root()
+    return [lab for lab in _labs_in(root / "labs") if (root / "solutions" / lab.directory).is_dir()]
 
 
 def source_folder(lab: LabInfo) -> Path:
@@ -137,6 +139,11 @@ def source_folder(lab: LabInfo) -> Path:
             f"no source of {lab.directory} in {folder.parent}: this needs an instructor's copy of the course"
         )
     return folder
+
+
+def given_folder(source: Path) -> Path:
+    """``labs/NN_name``, what students get of the lab whose source is ``solutions/NN_name``."""
+    return source.parents[1] / "labs" / source.name
 
 
 def find_lab(name: str, among: Iterable[LabInfo] | None = None) -> LabInfo:
@@ -164,7 +171,7 @@ def read_lab_info(folder: str | Path) -> LabInfo:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(
-            f"no {LAB_FILE} in {folder}: give the folder of a lab, such as solutions/13_dp_limit"
+            f"no {LAB_FILE} in {folder}: give the folder of a lab, such as labs/13_dp_limit"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not valid TOML: {error}") from error

@@ -15,7 +15,7 @@ from dlo_lib.errors import UserError
 from dlo_lib.grading.checks.quiz_question import NAME as QUIZ
 from dlo_lib.grading.checks.quiz_question import POINTS as QUIZ_POINTS
 from dlo_lib.grading.checks.quiz_question import Answer
-from dlo_lib.grading.lab.course import IN_GRADING_FILE, read_lab_info
+from dlo_lib.grading.lab.course import IN_GRADING_FILE, given_folder, read_lab_info
 from dlo_lib.text import tr
 
 CHECKS_FOLDER = "checks"
@@ -45,7 +45,7 @@ def check_modules(folder: Path) -> list[str]:
 
 
 def declared_points(folder: Path) -> dict[str, float]:
-    """The points of each question of the lab in ``folder``, hidden checks included,
+    """The points of each question of the lab whose source is in ``folder``, hidden checks included,
     without running its checks.
 
     The points of a question are those of its checks. They are read from the decorators ``@check("question",
@@ -56,18 +56,19 @@ def declared_points(folder: Path) -> dict[str, float]:
         UserError: a decorator names its question or its points by something else than a literal.
     """
     points: dict[str, float] = {}
-    for name in check_modules(folder):
-        for check in _declared_in(folder / CHECKS_FOLDER / f"{name}.py"):
+    given = given_folder(folder)
+    for name in check_modules(given):
+        for check in _declared_in(given / CHECKS_FOLDER / f"{name}.py"):
             points[check.question] = points.get(check.question, 0.0) + check.points
     for check in declared_hidden(folder):
         points[check.question] = points.get(check.question, 0.0) + check.points
-    if read_lab_info(folder).quiz:
+    if read_lab_info(given).quiz:
         points[QUIZ] = points.get(QUIZ, 0.0) + QUIZ_POINTS
     return points
 
 
 def declared_hidden(folder: Path) -> list[Declared]:
-    """The checks of ``hidden.py`` in the lab's ``folder``, and one entry for all answers of the quiz.
+    """The checks of ``hidden.py`` in the lab's source ``folder``, and one entry for all answers of the quiz.
 
     Raises:
         UserError: there is no ``hidden.py``, or as in :func:`declared_points`.
@@ -76,7 +77,7 @@ def declared_hidden(folder: Path) -> list[Declared]:
     if not file.is_file():
         raise UserError(f"no {file.name} in {file.parent}: a lab has hidden checks")
     found = _declared_in(file)
-    if quiz := read_lab_info(folder).quiz:
+    if quiz := read_lab_info(given_folder(folder)).quiz:
         found.append(Declared(QUIZ, QUIZ_POINTS * len(quiz), "The answers are right"))
     return found
 
@@ -89,7 +90,7 @@ def declared_answers(folder: Path) -> dict[str, Answer]:
         UserError: a question has no answer, or one that is not ``Answer("a", "why")`` of two literals: what
             students read must not depend on what ran before.
     """
-    quiz = read_lab_info(folder).quiz
+    quiz = read_lab_info(given_folder(folder)).quiz
     if not quiz:
         return {}
     file = folder / f"{HIDDEN}.py"

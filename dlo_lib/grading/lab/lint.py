@@ -55,10 +55,10 @@ class Finding:
         return f"{self.file}, line {self.line}: {self.check} {self.text}"
 
 
-def lint(files: Iterable[Path]) -> list[Finding]:
+def lint(files: Iterable[Path], given: Path) -> list[Finding]:
     """The findings on all checks in ``files`` of one lab, those of ``checks/`` and ``hidden.py``,
-    and in what they import."""
-    trees = _with_imported(files)
+    and in what they import. ``given`` has the folder ``checks/``."""
+    trees = _with_imported(files, given)
     functions = {
         node.name: node for tree in trees.values() for node in tree.body if isinstance(node, FUNCTIONS)
     }
@@ -85,13 +85,13 @@ def lint(files: Iterable[Path]) -> list[Finding]:
     ]
 
 
-def lint_lab(folder: Path) -> list[Finding]:
-    """The findings on the checks of the lab in ``folder``."""
-    return lint([*sorted((folder / CHECKS_FOLDER).glob("*.py")), *folder.glob(f"{HIDDEN}.py")])
+def lint_lab(given: Path, source: Path) -> list[Finding]:
+    """The findings on the visible checks in ``given`` and the hidden ones in ``source`` of a lab."""
+    return lint([*sorted((given / CHECKS_FOLDER).glob("*.py")), *source.glob(f"{HIDDEN}.py")], given)
 
 
-def _with_imported(files: Iterable[Path]) -> dict[Path, ast.Module]:
-    """The trees of ``files``, and of the files beside them and of this package from which they import."""
+def _with_imported(files: Iterable[Path], given: Path) -> dict[Path, ast.Module]:
+    """The trees of ``files``, and of the files of the lab and of this package from which they import."""
     trees: dict[Path, ast.Module] = {}
     new = list(files)
     while new:
@@ -101,15 +101,16 @@ def _with_imported(files: Iterable[Path]) -> dict[Path, ast.Module]:
             new += [
                 path
                 for node in trees[file].body
-                if isinstance(node, ast.ImportFrom) and (path := _imported(node, file)) is not None
+                if isinstance(node, ast.ImportFrom) and (path := _imported(node, file, given)) is not None
             ]
     return trees
 
 
-def _imported(node: ast.ImportFrom, file: Path) -> Path | None:
+def _imported(node: ast.ImportFrom, file: Path, given: Path) -> Path | None:
     package, _, name = (node.module or "").rpartition(".")
-    if node.level == 1:
-        path = file.parent.joinpath(*filter(None, package.split(".")), f"{name}.py")
+    if node.level == 1:  # ".twins" in checks/, ".checks.twins" in hidden.py: the two folders are one package
+        beside = given if package == CHECKS_FOLDER else file.parent
+        path = beside.joinpath(*filter(None, package.split(".")), f"{name}.py")
     elif node.level == 0 and package in LIBRARY and file.parent not in LIBRARY.values():
         path = LIBRARY[package] / f"{name}.py"
     else:

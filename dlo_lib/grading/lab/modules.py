@@ -110,7 +110,8 @@ def _answer_checks(
 
 
 def _package(folder: Path, hidden: Path | None) -> str:
-    folders = [str(path.resolve()) for path in (folder, hidden) if path is not None]
+    # The instructor's folder is first: a file called hidden.py beside the visible checks does not count.
+    folders = [str(path.resolve()) for path in (hidden, folder) if path is not None]
     name = f"_dlo_lab_{hashlib.sha256(repr(folders).encode()).hexdigest()[:12]}"
     for known in [module for module in sys.modules if module == name or module.startswith(f"{name}.")]:
         del sys.modules[known]  # the files may have changed since

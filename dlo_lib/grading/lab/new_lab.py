@@ -11,7 +11,8 @@ from pathlib import Path
 
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
-from dlo_lib.grading.lab.course import LAB_FILE, course_root, source_labs
+from dlo_lib.grading.lab.course import LAB_FILE, course_root, given_folder, source_labs
+from dlo_lib.grading.lab.release import NEVER
 from dlo_lib.text import tr
 
 TEMPLATE = Path(__file__).parent / "template"
@@ -20,7 +21,7 @@ MINUTES = 60
 
 
 def new_lab(directory: str, title: str = "") -> Path:
-    """Write ``solutions/NN_name`` and return it.
+    """Write ``solutions/NN_name`` and ``labs/NN_name``, and return the first.
 
     Args:
         directory: the lab's name with its number, such as ``19_tensor_parallel``.
@@ -52,8 +53,9 @@ def new_lab(directory: str, title: str = "") -> Path:
         if number == lab.number or name == lab.name:
             raise UserError(tr("{lab} is there already: choose another number and name", lab=lab.directory))
     folder = solutions / directory
-    if folder.exists():
-        raise UserError(tr("{folder} is there already: choose another name, or remove it", folder=folder))
+    given = given_folder(folder)
+    if found := next((place for place in (folder, given) if place.exists()), None):
+        raise UserError(tr("{folder} is there already: choose another name, or remove it", folder=found))
     title = title or name.replace("_", " ").capitalize()
     values = {
         "number": number,
@@ -63,8 +65,9 @@ def new_lab(directory: str, title: str = "") -> Path:
     }
     texts = _rendered(directory, values)
     for path, text in texts.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        write_text(folder / path, text)
+        place = (folder if path in (*NEVER, f"{directory}.py") else given) / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_text(place, text)
     return folder
 
 

@@ -1,15 +1,17 @@
-"""What students get: ``labs/NN_name/`` written from ``solutions/NN_name/`` by an allow-list.
+"""What students get: the files of ``labs/NN_name/``, by an allow-list.
 
-The notebook passes through the steps of nbgrader (solutions cleared, cells locked, checksums), so that
-``nbgrader generate_assignment`` on the built notebook gives the same bytes. The other files of a release are
-``lab.toml``, ``checks/``, ``figures.py``, ``references.json``, ``in_grading.json`` (what grading adds to the
-visible checks), ``quiz_answers.json`` (not in the exchange of a class) and the files that ``lab.toml`` lists
-under ``release``; it contains nothing else, even if the source folder does. ``dlo build`` writes it.
+``lab.toml``, ``checks/``, ``figures.py`` and the files that ``lab.toml`` lists under ``release`` are edited
+there. ``dlo build`` writes the others from ``solutions/NN_name/``: the notebook, ``references.json``,
+``in_grading.json`` (what grading adds to the visible checks) and ``quiz_answers.json`` (not in the exchange
+of a class). The notebook passes through the steps of nbgrader (solutions cleared, cells locked, checksums),
+so that ``nbgrader generate_assignment`` on the notebook with solutions gives the same bytes. A release
+contains nothing else, even if the folder does.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 from nbformat import NotebookNode
@@ -32,21 +34,21 @@ from dlo_lib.grading.lab.course import (
     LabInfo,
     course_root,
     find_lab,
+    given_folder,
     source_labs,
 )
 from dlo_lib.grading.lab.declared import CHECKS_FOLDER, check_modules, declared_hidden
 from dlo_lib.grading.lab.quiz_answers import quiz_answers_text
 from dlo_lib.grading.lab.references import references_text
 from dlo_lib.grading.lab.source import (
-    build_notebook,
     notebook_text,
     read_lab,
     source_folder,
     source_notebook,
     text_source,
-    write_if_changed,
 )
 from dlo_lib.grading.lab.text_rules import width_faults
+from dlo_lib.text import tr
 
 CURE = "run `make labs`"
 FIGURES = "figures.py"
@@ -65,28 +67,41 @@ def release_notebook(folder: Path) -> NotebookNode:
 
 
 def released_files(lab: LabInfo) -> dict[str, bytes]:
-    """All files of ``labs/NN_name/``: path below it → content. A pure function of ``solutions/NN_name/``.
+    """All files of a release of the lab: path below ``labs/NN_name/`` → content. A pure function of the files
+    that are edited.
 
     Raises:
         UserError: the source breaks a rule of the layout, lacks a file, or would release
             what students must not have.
     """
     folder = source_folder(lab)
+    given = given_folder(folder)
+    files = {lab.notebook: notebook_text(release_notebook(folder)), **_built_texts(lab, folder)}
+    return {name: text.encode() for name, text in files.items()} | {
+        name: (given / name).read_bytes() for name in given_files(lab, given)
+    }
+
+
+def given_files(lab: LabInfo, given: Path) -> list[str]:
+    """Paths of the files of a release that are edited in ``given``, which is ``labs/NN_name``.
+
+    Raises:
+        UserError: as :func:`imported_files`, or there are no checks.
+    """
+    checks = [f"{CHECKS_FOLDER}/{name}.py" for name in check_modules(given)]
+    return [LAB_FILE, *checks, *imported_files(lab, given)]
+
+
+def _built_texts(lab: LabInfo, folder: Path) -> dict[str, str]:
+    """The texts of ``BUILT_FILES``, from the lab's source in ``folder``."""
     source = read_lab(folder)
     if wide := width_faults(source):
         raise UserError(f"{text_source(folder)}: {wide[0]}")
-    files = {
-        lab.notebook: notebook_text(release_notebook(folder)).encode(),
-        REFERENCES_FILE: references_text(source).encode(),
-        IN_GRADING_FILE: in_grading_text(folder).encode(),
-        QUIZ_ANSWERS_FILE: quiz_answers_text(folder).encode(),
+    return {
+        REFERENCES_FILE: references_text(source),
+        IN_GRADING_FILE: in_grading_text(folder),
+        QUIZ_ANSWERS_FILE: quiz_answers_text(folder),
     }
-    names = [
-        LAB_FILE,
-        *(f"{CHECKS_FOLDER}/{name}.py" for name in check_modules(folder)),
-        *imported_files(lab, folder),
-    ]
-    return files | {name: (folder / name).read_bytes() for name in names}
 
 
 def write_release(lab: LabInfo, folder: Path) -> None:
@@ -101,32 +116,66 @@ def write_release(lab: LabInfo, folder: Path) -> None:
 
 
 def release_lab(lab: LabInfo) -> Path:
-    """Write ``labs/NN_name/`` from its source, and the notebook with solutions beside the text. What is not
-    of the release is removed.
+    """Write what is built in ``labs/NN_name/``.
 
     Raises:
-        UserError: as :func:`released_files`; then nothing was written.
+        UserError: as :func:`released_files`, or a file is in the wrong folder; then nothing was written.
     """
     files = released_files(lab)
     target = course_root() / "labs" / lab.directory
-    build_source(lab)
+    if misplaced := misplaced_files(lab, files):
+        raise UserError(misplaced[0])
     for name, content in files.items():
         if not (target / name).is_file() or (target / name).read_bytes() != content:
             with write_aside(target / name) as aside:
                 aside.write_bytes(content)
-    for name in present_files(target) - files.keys():
-        (target / name).unlink()
     return target
 
 
-def build_source(lab: LabInfo) -> None:
-    """Write the notebook with solutions, and ``BUILT_FILES``, beside the lab's text: nbgrader makes its
-    release of them."""
-    folder = source_folder(lab)
-    build_notebook(folder)
-    write_if_changed(folder / REFERENCES_FILE, references_text(read_lab(folder)))
-    write_if_changed(folder / IN_GRADING_FILE, in_grading_text(folder))
-    write_if_changed(folder / QUIZ_ANSWERS_FILE, quiz_answers_text(folder))
+def misplaced_files(lab: LabInfo, released: Collection[str]) -> list[str]:
+    """The files in a folder of the lab that do not belong there, one line each with the cure: in ``labs/``
+    what is not in ``released``, in ``solutions/`` what students get."""
+    source = source_folder(lab)
+    given = given_folder(source)
+    extra = sorted(present_files(given) - set(released))
+    lines = [
+        tr(
+            "{file} is not part of the release: list it under release in {toml}, or move it to {source}",
+            file=given / name,
+            toml=LAB_FILE,
+            source=source,
+        )
+        for name in extra
+    ]
+    return lines + [
+        tr(
+            "{file} is in the wrong folder: students get it, so move it to {given}",
+            file=source / name,
+            given=given,
+        )
+        for name in sorted(present_files(source))
+        if name in released or name == LAB_FILE or name.startswith(f"{CHECKS_FOLDER}/")
+    ]
+
+
+def write_source(lab: LabInfo, folder: Path) -> None:
+    """Write the notebook with solutions and the other files of a release into ``folder``: nbgrader makes its
+    release of them. What else is there is removed.
+
+    Raises:
+        UserError: as :func:`released_files`; then nothing was written.
+    """
+    source = source_folder(lab)
+    given = given_folder(source)
+    texts = {lab.notebook: notebook_text(source_notebook(source)), **_built_texts(lab, source)}
+    files = {name: text.encode() for name, text in texts.items()}
+    files |= {name: (given / name).read_bytes() for name in given_files(lab, given)}
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        with write_aside(folder / name) as aside:
+            aside.write_bytes(content)
+    for name in present_files(folder) - files.keys():
+        (folder / name).unlink()
 
 
 def in_grading_text(folder: Path) -> str:
@@ -139,13 +188,13 @@ def in_grading_text(folder: Path) -> str:
 
 
 def check_in_step(lab: LabInfo) -> list[str]:
-    """What differs between ``labs/NN_name/`` and its source, one line each with the cure; empty
-    when they are in step."""
+    """What differs between ``labs/NN_name/`` and what would be built there, and the files in a wrong folder,
+    one line each with the cure; empty when the lab is in step."""
     files = released_files(lab)
     target = course_root() / "labs" / lab.directory
     present = present_files(target)
-    lines = [f"{target / name} is missing: {CURE}" for name in files.keys() - present]
-    lines += [f"{target / name} is not part of the release: {CURE}" for name in present - files.keys()]
+    lines = misplaced_files(lab, files)
+    lines += [f"{target / name} is missing: {CURE}" for name in files.keys() - present]
     lines += [
         f"{target / name} differs from its source: {CURE}"
         for name in files.keys() & present
@@ -185,7 +234,7 @@ def imported_files(lab: LabInfo, folder: Path) -> list[str]:
         parts = path.relative_to(folder).parts
         if (
             parts[0] in NEVER
-            or path == text_source(folder)
+            or path.name == text_source(folder).name
             or path.suffix == ".ipynb"
             or set(parts) & set(LEFT_BY_TOOLS)
         ):

@@ -18,7 +18,7 @@ def released_lab(folder: Path) -> LabSource:
     """
     info = read_lab_info(folder)
     cells = json.loads((folder / info.notebook).read_text(encoding="utf-8"))["cells"]
-    return LabSource(info, folder, tuple(map(_cell, cells)))
+    return LabSource(info, folder, folder, tuple(map(_cell, cells)))
 
 
 def _cell(cell: dict[str, Any]) -> Cell:

@@ -1,4 +1,4 @@
-"""A lab's source: the lab as text, ``solutions/NN_name/NN_name.py``, and the notebook built from it.
+"""A lab's source: the lab as text, ``solutions/NN_name/NN_name.py``, and the notebook with solutions.
 
 The text is jupytext's py:percent; each cell's header holds its nbgrader metadata, and solutions stand between
 ``### BEGIN SOLUTION`` and ``### END SOLUTION``. It is what is committed and reviewed. Every cell has a stable
@@ -35,9 +35,8 @@ import nbformat
 from nbformat import NotebookNode
 
 from dlo_lib.errors import UserError, unknown_name
-from dlo_lib.files import write_text
 from dlo_lib.grading.lab.clear_solutions import ClearLabSolutions
-from dlo_lib.grading.lab.course import LAB_FILE, LabInfo, read_course_lab
+from dlo_lib.grading.lab.course import LAB_FILE, LabInfo, given_folder, read_course_lab
 from dlo_lib.grading.lab.course import source_folder as source_folder
 from dlo_lib.grading.lab.declared import declared_points
 
@@ -94,11 +93,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class LabSource:
-    """A lab as its instructor has it: ``folder`` is ``solutions/NN_name``, ``cells`` are
-    in the notebook's order."""
+    """A lab as its instructor has it.
+
+    Attributes:
+        folder: ``solutions/NN_name``, with the text, hidden checks and mutants.
+        given: ``labs/NN_name``, with ``lab.toml``, the visible checks, figures and modules.
+        cells: in the notebook's order.
+    """
 
     info: LabInfo
     folder: Path
+    given: Path
     cells: tuple[Cell, ...]
 
     @property
@@ -136,28 +141,12 @@ def read_lab(folder: str | Path) -> LabSource:
             cell and the cure are named.
     """
     folder = Path(folder).resolve()
+    given = given_folder(folder)
     lab = LabSource(
-        read_course_lab(folder), folder, tuple(_cell(node) for node in source_notebook(folder).cells)
+        read_course_lab(given), folder, given, tuple(_cell(node) for node in source_notebook(folder).cells)
     )
     _check_questions(lab)
     return lab
-
-
-def build_notebook(folder: str | Path) -> Path:
-    """Build the notebook with solutions beside its text and return its path.
-
-    Raises:
-        UserError: the source breaks a rule of the layout.
-    """
-    lab = read_lab(folder)
-    return write_if_changed(lab.folder / lab.info.notebook, notebook_text(source_notebook(lab.folder)))
-
-
-def write_if_changed(target: Path, text: str) -> Path:
-    """Write ``text`` unless ``target`` holds it already: a course that is read-only has been built before."""
-    if not target.is_file() or target.read_text(encoding="utf-8") != text:
-        write_text(target, text)
-    return target
 
 
 def notebook_text(notebook: NotebookNode) -> str:
@@ -306,10 +295,10 @@ def _check_questions(lab: LabSource) -> None:
     for question, needed in lab.info.needs.items():
         for name in (question, *needed):
             if name not in lab.questions:
-                raise unknown_name(f"question in {lab.folder / LAB_FILE}", name, lab.questions)
+                raise unknown_name(f"question in {lab.given / LAB_FILE}", name, lab.questions)
         if late := [name for name in needed if lab.questions.index(name) >= lab.questions.index(question)]:
             raise UserError(
-                f"{lab.folder / LAB_FILE}: {question} needs {late[0]}, which does not come before it"
+                f"{lab.given / LAB_FILE}: {question} needs {late[0]}, which does not come before it"
             )
 
 

@@ -30,7 +30,7 @@ from dlo_lib.grading.judge.client import JudgeClient, JudgeJob, Waiting
 from dlo_lib.grading.judge.grader_lock import only_grader
 from dlo_lib.grading.judge.report import GRADED, CheckReport, QuestionReport, Report
 from dlo_lib.grading.judge.report_store import StoredReport
-from dlo_lib.grading.lab.course import find_lab, source_labs
+from dlo_lib.grading.lab.course import find_lab, given_folder, source_labs
 from dlo_lib.grading.lab.source import LabSource
 from dlo_lib.grading.sandbox.limits import descendants
 from tests.grading.small_class import CLASS, LAB, graded_files, hand_in, results, right, rows, small_lab
@@ -299,7 +299,7 @@ def test_a_class_is_graded_again_after_a_check_was_changed(
     grade: Callable,
     changed: Path,
 ) -> None:
-    checks = changed / "checks" / "questions.py"
+    checks = given_folder(changed) / "checks" / "questions.py"
     checks.write_text(checks.read_text() + "\n# stricter\n")
     script = Scripted({})
     grade(graded, by=script, resume=True)

@@ -17,7 +17,6 @@ import pytest
 from dlo_lib.errors import UserError
 from dlo_lib.grading.classroom.course_access import enter_course
 from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
-from dlo_lib.grading.lab.release import build_source
 from tests.grading.other_user import command_of
 from tests.grading.small_class import LAB, hand_in, right, small_lab, wrong_scale
 
@@ -121,7 +120,6 @@ class TestGraders:
         source = graders / "checkout"  # pytest's folder is closed to other users
         shutil.copytree(checkout, source)
         monkeypatch.setenv("DLO_COURSE", str(source))
-        build_source(small_lab().info)
         course = create_course(graders / "course", students=["emmy", "sofia"], group=GROUP)
         os.umask(0o022)
         assert mode(course) == 0o2770

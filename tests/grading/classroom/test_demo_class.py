@@ -17,6 +17,7 @@ from dlo_lib.grading.classroom.demo_class import Classroom, classroom, number_of
 from dlo_lib.grading.classroom.nbgrader_course import open_course
 from dlo_lib.grading.judge.client import JudgeClient
 from dlo_lib.grading.lab.course import find_lab, source_labs
+from tests.grading.two_folders import write_lab
 
 TOML = """
 number = 7
@@ -68,6 +69,7 @@ print(double(21))
 
 CHECKS = """\
 from dlo_lib.grading.checks.contract import check
+from tests.grading.two_folders import write_lab
 
 
 @check("add", points=1)
@@ -118,12 +120,8 @@ def content_of(course: Path) -> dict[str, tuple[int, bytes]]:
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("course")
-    source = root / "solutions" / "07_sums"
     files = {"lab.toml": TOML, "07_sums.py": TEXT, "checks/sums.py": CHECKS, "hidden.py": HIDDEN}
-    for name, text in {**files, "mutants.py": "# planted wrong solutions"}.items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_text(text)
-    (root / "labs").mkdir()
+    write_lab(root, "07_sums", {**files, "mutants.py": "# planted wrong solutions"})
     return root
 
 
@@ -132,7 +130,7 @@ def box(course: Path) -> Iterator[Classroom]:
     """One classroom, shared by the tests of this file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DLO_COURSE", str(course))
-        for path in (course / "solutions").rglob("*"):
+        for path in (*(course / "solutions").rglob("*"), *(course / "labs").rglob("*")):
             path.chmod(0o555 if path.is_dir() else 0o444)  # as in an installation for all users
         SOURCE.update(content_of(course))
         yield classroom(find_lab("sums", source_labs()), course / "classroom", STAGES.append)

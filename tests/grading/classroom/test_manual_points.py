@@ -189,7 +189,7 @@ def test_a_second_release_changes_what_a_question_is_worth(
         config.write(f"c.Exchange.root = {str(tmp_path / 'exchange')!r}\n")
     (graded / "solutions").unlink()
     (graded / "solutions").symlink_to(root / "solutions")
-    checks = root / "solutions" / LAB / "checks" / "questions.py"
+    checks = root / "labs" / LAB / "checks" / "questions.py"
     first, marker, rest = checks.read_text().partition('@check("quantise", points=3)')
     checks.write_text(f"{first}{marker.replace('3', '5')}{rest}")
 

@@ -29,6 +29,7 @@ from hostile.case import ALL, LAB, NOTEBOOK, Case, Notebook, cell, own_cell, wri
 from dlo_lib.cli import main
 from dlo_lib.grading.classroom.batch import Options, grade_lab
 from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
+from dlo_lib.grading.classroom.publication import fill_source
 from dlo_lib.grading.judge import client
 from dlo_lib.grading.judge.client import RECORD_FILE, JudgeClient
 from dlo_lib.grading.judge.environment import environment
@@ -39,7 +40,7 @@ from dlo_lib.grading.judge.report_store import report_file
 from dlo_lib.grading.lab.course import find_lab, source_labs
 from dlo_lib.grading.lab.modules import load_checks
 from dlo_lib.grading.lab.release import release_notebook
-from dlo_lib.grading.lab.source import LabSource, build_notebook, notebook_text, read_lab, source_notebook
+from dlo_lib.grading.lab.source import LabSource, notebook_text, read_lab, source_notebook
 from dlo_lib.grading.sandbox.host import Zygote
 from dlo_lib.grading.sandbox.isolation import find_isolation
 from dlo_lib.grading.sandbox.limits import descendants
@@ -154,8 +155,9 @@ def new_class(home: Path, course: Path, cases: list[Case], judges: JudgeClient |
         record.parent.mkdir(parents=True)
         shutil.copy2(judges.course / record.relative_to(course), record)
     source = home / "solutions" / LAB
-    build_notebook(source)
-    assert open_course(course).generate_assignment(LAB)["success"]
+    opened = open_course(course)
+    fill_source(opened, read_lab(source).info)
+    assert opened.generate_assignment(LAB)["success"]
     reference, released = notebooks(source)
     for alter in (ada, blaise, chloe, dorothy):
         notebook = json.loads(json.dumps(reference))
@@ -321,7 +323,7 @@ def test_judged(
 
 def judged(path: Path, lab: LabSource, zygote: Zygote) -> Report:
     """Judge a notebook as a class does: again if it waited for a processor until its time was over."""
-    checks = load_checks(lab.folder, lab.folder)
+    checks = load_checks(lab.given, lab.folder)
     opened = open_submission(path, lab, checks)
     if isinstance(opened, Report):
         return opened

@@ -592,7 +592,6 @@ def test_a_students_own_copy_needs_no_solutions(
     reference: Notebook, small: LabSource, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     shutil.copytree(small.folder.parents[1], tmp_path, dirs_exist_ok=True)
-    (tmp_path / "labs").mkdir(exist_ok=True)
     monkeypatch.setenv("DLO_COURSE", str(tmp_path))
     release_lab(small.info)
     shutil.rmtree(tmp_path / "solutions")

@@ -28,6 +28,7 @@ from dlo_lib.grading.lab.mutants import read_mutants
 from dlo_lib.grading.lab.release import release_lab
 from dlo_lib.grading.lab.source import LabSource, read_lab
 from dlo_lib.grading.sandbox.host import Zygote
+from tests.grading.two_folders import place_of
 
 Edit = Callable[[str, str, str], None]
 
@@ -48,7 +49,6 @@ more = __import__("dlo_lib.grading.checks.contract", fromlist=["check"]).check("
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with a correct small lab."""
     shutil.copytree(Path(__file__).parents[1] / "small_course", tmp_path / "checkout")
-    (tmp_path / "checkout" / "labs").mkdir()
     monkeypatch.setenv("DLO_COURSE", str(tmp_path / "checkout"))
     release_lab(find_lab("91", source_labs()))
     return tmp_path / "checkout"
@@ -59,7 +59,7 @@ def edit(root: Path) -> Edit:
     """Replace a text in a file of the lab's source, and update the release."""
 
     def replace(name: str, old: str, new: str) -> None:
-        file = root / "solutions" / "91_small" / name
+        file = place_of(root / "solutions" / "91_small", name)
         text = file.read_text(encoding="utf-8")
         assert old in text
         file.write_text(text.replace(old, new), encoding="utf-8")
@@ -82,10 +82,8 @@ def test_a_correct_lab_has_no_static_fault(root: Path) -> None:
 
 
 def test_labs_out_of_step_are_named(root: Path) -> None:
-    (root / "labs" / "91_small" / "checks" / "questions.py").write_text("# by hand")
-    assert (
-        "checks/questions.py differs from its source: run `make labs`" in on_paper(root)["labs/ in step"][0]
-    )
+    (root / "labs" / "91_small" / "small.ipynb").write_text("{}")
+    assert "small.ipynb differs from its source: run `make labs`" in on_paper(root)["labs/ in step"][0]
 
 
 @pytest.mark.parametrize("name", ["hidden.py", "mutants.py", "INSTRUCTOR.md", "91_small.py"])
@@ -194,7 +192,7 @@ def test_a_question_whose_functions_a_solution_calls_is_named_as_needed(root: Pa
 
 def test_a_lab_of_many_files_is_found(root: Path) -> None:
     for number in range(8):
-        (root / "solutions" / "91_small" / "checks" / f"part_{number}.py").write_text("")
+        (root / "labs" / "91_small" / "checks" / f"part_{number}.py").write_text("")
     (fault,) = on_paper(root)["number of files"]
     assert fault.startswith("13 files of code: a lab has at most 10")
 

@@ -191,7 +191,7 @@ def test_a_hidden_check_publishes_no_input(judge: Judge, reference: Notebook, wa
 def test_hidden_checks_run_after_the_visible_checks_of_all_questions(
     small: LabSource, zygote: Zygote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checks, order = load_checks(small.folder, small.folder), []
+    checks, order = load_checks(small.given, small.folder), []
 
     def run(check: Check, *_: object) -> Outcome:
         order.append(check)
@@ -245,7 +245,7 @@ def test_no_message_shows_a_line_of_another_cell(
     judge: Judge, small: LabSource, reference: Notebook, zygote: Zygote
 ) -> None:
     """The judging service has judged the reference; its judges inherit the lines of its cells."""
-    whole = JudgeOf(small, load_checks(small.folder, small.folder), "secret", zygote)
+    whole = JudgeOf(small, load_checks(small.given, small.folder), "secret", zygote)
     assert whole.judge(reference_submission(small)).points == small.points
     deadlock = "dist.barrier() if dist.get_rank() else None; return x"
     forged = FORGE.format(file="<cell scale>", line=4, call=deadlock)
@@ -304,6 +304,6 @@ def test_a_message_with_values_is_no_words_for_a_hidden_check() -> None:
 
 
 def test_an_error_of_the_grader_shows_the_student_only_the_authors_words(small: LabSource) -> None:
-    check = load_checks(small.folder, small.folder).visible[0]
+    check = load_checks(small.given, small.folder).visible[0]
     report = check_report(Outcome(check, Status.GRADER_ERROR, "KeyError: 'secret'", "tell them"), False)
     assert (report.message, report.published) == ("KeyError: 'secret'", "tell them")

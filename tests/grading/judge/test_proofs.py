@@ -14,6 +14,7 @@ import torch.distributed as dist
 from dlo_lib.grading.checks.outcome import Status, run_check
 from dlo_lib.grading.judge.judge import judge_answer, zygote_for
 from dlo_lib.grading.judge.report import QuestionReport
+from dlo_lib.grading.lab.course import given_folder
 from dlo_lib.grading.lab.modules import load_checks
 from dlo_lib.grading.lab.source import LabSource, read_lab
 from dlo_lib.grading.notebook.local_student import LocalStudent
@@ -116,6 +117,7 @@ FORGED_TRACE = (
     """
 from dlo_lib.comm.calls import Kind
 from dlo_lib.grading.switch.link import Link
+from dlo_lib.grading.lab.course import given_folder
 
 def forged(self, kind, *arguments, post=Link.post, **keywords):
     keywords["reduction"] = "SUM"
@@ -208,7 +210,7 @@ def in_the_notebook(source: str, name: str) -> str:
     """Return the message of one check on ``source`` as a student sees it; empty if it passes."""
     names = {"torch": torch, "dist": dist}
     exec(compile(source, "<cell sharded>", "exec"), names)
-    checks = load_checks(FOLDER, FOLDER)
+    checks = load_checks(given_folder(FOLDER), FOLDER)
     check = next(check for check in checks.of("sharded") if check.name == name)
     outcome = run_check(check, LocalStudent(names, check.seconds), seed=5)
     assert outcome.status in (Status.OK, Status.WRONG), outcome.message

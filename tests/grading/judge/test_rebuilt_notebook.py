@@ -13,6 +13,7 @@ from nbformat import NotebookNode
 from dlo_lib.grading.judge.rebuilt_notebook import MOST_CHARACTERS, rebuild_file
 from dlo_lib.grading.lab.release import release_notebook
 from dlo_lib.grading.lab.source import LabSource, notebook_text, read_lab
+from tests.grading.two_folders import write_lab
 
 TOML = 'number = 7\nname = "sums"\ntitle = "Sums"\ncore = true\nminutes = 10\n'
 
@@ -35,13 +36,9 @@ ANSWER = "def add(a, b):\n    return b + a"
 
 @pytest.fixture
 def lab(tmp_path: Path) -> LabSource:
-    source = tmp_path / "07_sums"
-    (source / "checks").mkdir(parents=True)
-    (source / "lab.toml").write_text(TOML)
-    (source / "07_sums.py").write_text(TEXT)
-    (source / "checks" / "sums.py").write_text('@check("add", points=2)\ndef check_add(student, t): ...\n')
-    (source / "hidden.py").write_text("")
-    return read_lab(source)
+    checks = '@check("add", points=2)\ndef check_add(student, t): ...\n'
+    files = {"lab.toml": TOML, "07_sums.py": TEXT, "checks/sums.py": checks, "hidden.py": ""}
+    return read_lab(write_lab(tmp_path, "07_sums", files))
 
 
 @pytest.fixture

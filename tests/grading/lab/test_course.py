@@ -10,7 +10,7 @@ import pytest
 
 import dlo_lib
 from dlo_lib.errors import UserError
-from dlo_lib.grading.lab.course import checkout_of, course_root, find_lab, labs, read_lab_info
+from dlo_lib.grading.lab.course import checkout_of, course_root, find_lab, labs, read_lab_info, source_labs
 
 TOML = """
 number = {number}
@@ -27,12 +27,20 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder = tmp_path / "labs" / f"{number:02d}_{name}"
         folder.mkdir(parents=True)
         (folder / "lab.toml").write_text(TOML.format(number=number, name=name))
+        (folder / f"{name}.ipynb").write_text("{}")
     monkeypatch.setenv("DLO_COURSE", str(tmp_path))
     return tmp_path
 
 
 def test_labs_come_in_the_order_of_their_numbers(course: Path) -> None:
     assert [lab.directory for lab in labs()] == ["02_mixed_precision", "13_dp_limit", "14_zero"]
+
+
+def test_a_lab_without_a_notebook_is_known_to_its_author_only(course: Path) -> None:
+    (course / "solutions" / "14_zero").mkdir(parents=True)
+    (course / "labs" / "14_zero" / "zero.ipynb").unlink()
+    assert [lab.directory for lab in labs()] == ["02_mixed_precision", "13_dp_limit"]
+    assert [lab.directory for lab in source_labs()] == ["14_zero"]
 
 
 @pytest.mark.parametrize("name", ["13_dp_limit", "13", "dp_limit", "DP_LIMIT"])

@@ -45,7 +45,6 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("not for students")
     (root / "dlo_lib" / "link.py").symlink_to(root / "solutions" / "91_small" / "hidden.py")
-    (root / "labs").mkdir()
     monkeypatch.setenv("DLO_COURSE", str(root))
     release_lab(find_lab("91", source_labs()))
     return root
@@ -116,7 +115,7 @@ def test_the_same_course_gives_the_same_bytes(checkout: Path, tmp_path: Path) ->
 def test_a_lab_out_of_step_a_missing_file_or_no_solutions_makes_no_kit(
     checkout: Path, tmp_path: Path
 ) -> None:
-    (checkout / "labs" / "91_small" / "checks" / "questions.py").write_text("# edited")
+    (checkout / "labs" / "91_small" / "small.ipynb").write_text("{}")
     with pytest.raises(UserError, match="differs from its source: run `make labs`"):
         write_kit(tmp_path / "kit.tar.gz")
     release_lab(find_lab("91", source_labs()))

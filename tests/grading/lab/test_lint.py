@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dlo_lib.grading.lab.course import given_folder
 from dlo_lib.grading.lab.lint import lint_lab
 
 ROOT = Path(__file__).parents[3]
@@ -126,36 +127,36 @@ def write(lab: Path, text: str, module: str = "sums") -> None:
 )
 def test_what_gives_points_away_is_refused(tmp_path: Path, body: str, words: str) -> None:
     write(tmp_path, f"WANTED = 42\n{HEAD}    {body}\n")
-    (finding,) = lint_lab(tmp_path)
+    (finding,) = lint_lab(tmp_path, tmp_path)
     assert words in str(finding)
 
 
 @pytest.mark.parametrize("body", PROPERTIES)
 def test_a_property_may_hold_a_constant(tmp_path: Path, body: str) -> None:
     write(tmp_path, f"{HEAD}    {body}\n")
-    assert lint_lab(tmp_path) == []
+    assert lint_lab(tmp_path, tmp_path) == []
 
 
 def test_a_check_with_helpers_a_twin_and_an_edge_case_is_accepted(tmp_path: Path) -> None:
     write(tmp_path, GOOD)
-    assert lint_lab(tmp_path) == []
+    assert lint_lab(tmp_path, tmp_path) == []
 
 
 def test_a_helper_in_another_file_counts_for_the_check(tmp_path: Path) -> None:
     write(tmp_path, 'def right(t, got, want):\n    t.close(got, want, "the sum")\n', "helpers")
     call = "right(t, student.total(x), x.sum())\n"
     write(tmp_path, f"from .helpers import right\n\n{HEAD}    {call}")
-    assert lint_lab(tmp_path) == []
+    assert lint_lab(tmp_path, tmp_path) == []
     (tmp_path / "checks" / "helpers.py").unlink()
     write(tmp_path, f"from elsewhere import right\n\n{HEAD}    {call}")
-    (finding,) = lint_lab(tmp_path)
+    (finding,) = lint_lab(tmp_path, tmp_path)
     assert "compares nothing" in str(finding)
 
 
 @pytest.mark.parametrize("words", BAD)
 def test_what_is_refused(tmp_path: Path, words: str) -> None:
     write(tmp_path, BAD[words])
-    (finding,) = lint_lab(tmp_path)
+    (finding,) = lint_lab(tmp_path, tmp_path)
     assert words in str(finding)
     assert str(finding).startswith("sums.py, line ")
     assert "check_sum" in str(finding)
@@ -163,10 +164,10 @@ def test_what_is_refused(tmp_path: Path, words: str) -> None:
 
 @pytest.mark.parametrize("lab", LABS, ids=lambda folder: folder.name)
 def test_every_lab_passes(lab: Path) -> None:
-    assert list(map(str, lint_lab(lab))) == []
+    assert list(map(str, lint_lab(given_folder(lab), lab))) == []
 
 
 def test_hidden_checks_count_for_a_question_too(tmp_path: Path) -> None:
     write(tmp_path, BAD["draws no input"])
     (tmp_path / "hidden.py").write_text(GOOD.replace("check_sum", "check_other"))
-    assert lint_lab(tmp_path) == []
+    assert lint_lab(tmp_path, tmp_path) == []

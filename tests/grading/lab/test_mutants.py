@@ -57,7 +57,7 @@ def lab(tmp_path: Path) -> LabSource:
         Cell("spread", CellKind.SOLUTION, SPREAD, ""),
         Cell("test_spread", CellKind.TEST, "", "", 1.0),
     )
-    return LabSource(info, tmp_path, cells)
+    return LabSource(info, tmp_path, tmp_path, cells)
 
 
 def planted(lab: LabSource, **patch: Any) -> tuple[str, list[str]]:

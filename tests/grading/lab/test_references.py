@@ -15,6 +15,7 @@ from dlo_lib.grading.lab.course import source_labs
 from dlo_lib.grading.lab.references import references, references_text
 from dlo_lib.grading.lab.source import CellKind, LabSource, read_lab
 from dlo_lib.grading.notebook.reference import use_reference
+from tests.grading.two_folders import write_lab
 
 TOML = """
 number = 7
@@ -52,17 +53,16 @@ def cell(question: str, code: str) -> str:
 
 @pytest.fixture
 def lab(tmp_path: Path) -> LabSource:
-    folder = tmp_path / "07_sums"
-    (folder / "checks").mkdir(parents=True)
-    (folder / "lab.toml").write_text(TOML)
     text = '# %% id="given"\nZERO = 0\n\n' + "".join(cell(question, code) for question, code in CELLS.items())
-    (folder / "07_sums.py").write_text(text + '# %% id="show" tags=["demo"]\nprint(quadruple(VALUE))\n')
-    (folder / "checks" / "sums.py").write_text(
-        "".join(f'@check("{q}", points=1)\ndef check_{q}(student, t): ...\n\n\n' for q in CELLS)
-    )
-    (folder / "hidden.py").write_text("")
-    source = read_lab(folder)
-    (folder / FILE).write_text(references_text(source))
+    checks = "".join(f'@check("{q}", points=1)\ndef check_{q}(student, t): ...\n\n\n' for q in CELLS)
+    files = {
+        "lab.toml": TOML,
+        "07_sums.py": text + '# %% id="show" tags=["demo"]\nprint(quadruple(VALUE))\n',
+        "checks/sums.py": checks,
+        "hidden.py": "",
+    }
+    source = read_lab(write_lab(tmp_path, "07_sums", files))
+    (source.given / FILE).write_text(references_text(source))
     return source
 
 
@@ -77,7 +77,7 @@ def test_the_release_shows_no_answer(lab: LabSource) -> None:
 
 def test_a_reference_calls_those_that_it_needs_and_not_the_students(lab: LabSource) -> None:
     namespace: dict[str, Any] = {"ZERO": 0, "add": lambda a, b: -1, "double": lambda a: -1}
-    found = use_reference(lab.folder, "quadruple", namespace)
+    found = use_reference(lab.given, "quadruple", namespace)
     assert found.keys() == {"quadruple"}
     assert found["quadruple"](3) == 12
     assert namespace["add"](1, 1) == -1
@@ -85,13 +85,13 @@ def test_a_reference_calls_those_that_it_needs_and_not_the_students(lab: LabSour
 
 def test_what_cannot_be_used_says_why(lab: LabSource) -> None:
     with pytest.raises(UserError, match="alone has no reference: no later step uses it"):
-        use_reference(lab.folder, "alone", {})
-    (lab.folder / FILE).write_text(json.dumps({"add": "%"}))
+        use_reference(lab.given, "alone", {})
+    (lab.given / FILE).write_text(json.dumps({"add": "%"}))
     with pytest.raises(UserError, match="is damaged: `dlo lab` restores it"):
-        use_reference(lab.folder, "add", {})
-    (lab.folder / FILE).unlink()
+        use_reference(lab.given, "add", {})
+    (lab.given / FILE).unlink()
     with pytest.raises(UserError, match="this course is released without references"):
-        use_reference(lab.folder, "add", {})
+        use_reference(lab.given, "add", {})
 
 
 @pytest.mark.parametrize("info", source_labs(), ids=lambda info: info.directory)

@@ -1,9 +1,8 @@
-"""labs/ is written from solutions/ by an allow-list: deterministic, the same as nbgrader's own release, and
-never more than it says."""
+"""A release is an allow-list of labs/ and what is built from solutions/: deterministic, the same as that of
+nbgrader, and never more than it says."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import nbformat
@@ -11,16 +10,17 @@ import pytest
 
 from dlo_lib.errors import UserError
 from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
+from dlo_lib.grading.classroom.publication import fill_source
 from dlo_lib.grading.lab.course import QUIZ_ANSWERS_FILE, LabInfo, find_lab, source_labs
 from dlo_lib.grading.lab.release import (
-    build_source,
     check_course_in_step,
     check_in_step,
     release_lab,
     released_files,
 )
+from tests.grading.two_folders import write_lab
 
-REAL_LABS = Path(__file__).parents[3] / "solutions"
+REAL_LABS = Path(__file__).parents[3] / "labs"
 TOML = """
 number = 7
 name = "sums"
@@ -79,7 +79,6 @@ RELEASED = {
 
 @pytest.fixture
 def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    source = tmp_path / "solutions" / "07_sums"
     files = {
         "lab.toml": TOML,
         "07_sums.py": TEXT,
@@ -87,11 +86,8 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "hidden.py": 'ANSWERS = {"q1": Answer("b", "the answer is b")}\n',
     }
     files["figures.py"] = "# drawings"
-    files |= {"mutants.py": "# wrong", "figures/why.svg": "<svg/>", "figures/draft.txt": "notes"}
-    for name, text in files.items():
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_text(text)
-    (tmp_path / "labs").mkdir()
+    files |= {"mutants.py": "# wrong", "figures/why.svg": "<svg/>"}
+    write_lab(tmp_path, "07_sums", files)
     monkeypatch.setenv("DLO_COURSE", str(tmp_path))
     return tmp_path
 
@@ -136,57 +132,52 @@ def test_test_cells_are_locked_and_solutions_cannot_be_deleted(lab: LabInfo) -> 
     assert "editable" not in cells["add"]
 
 
-def test_nbgraders_own_release_has_the_same_bytes(lab: LabInfo, tmp_path: Path) -> None:
-    course = open_course(create_course(tmp_path / "course", tmp_path / "exchange"))
-    build_source(lab)
-    (tmp_path / "solutions" / lab.directory / "INSTRUCTOR.md").write_text("# The answers\n")
-    shutil.rmtree(tmp_path / "solutions" / lab.directory / "figures")  # what it would refuse, see below
-    (tmp_path / "solutions" / lab.directory / "lab.toml").write_text(TOML.replace('"figures/*.svg"', ""))
-    result = course.generate_assignment(lab.directory)
+def test_nbgraders_own_release_has_the_same_bytes(lab: LabInfo, course: Path) -> None:
+    (course / "solutions" / lab.directory / "INSTRUCTOR.md").write_text("# The answers\n")
+    opened = open_course(create_course(course / "course", course / "exchange"))
+    fill_source(opened, lab)
+    result = opened.generate_assignment(lab.directory)
     assert result["success"], result.get("error")
-    assert files_of(tmp_path / "course" / "release" / lab.directory) == for_a_class(
-        released_files(source_labs()[0])
-    )
+    assert files_of(course / "course" / "release" / lab.directory) == for_a_class(released_files(lab))
 
 
 @pytest.mark.parametrize("directory", sorted(path.parent.name for path in REAL_LABS.glob("*/lab.toml")))
 def test_nbgrader_releases_each_lab_of_the_course(
     directory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ignored = shutil.ignore_patterns("*.ipynb", "__pycache__")
-    shutil.copytree(REAL_LABS / directory, tmp_path / "solutions" / directory, ignore=ignored)
-    (tmp_path / "labs").mkdir()
-    monkeypatch.setenv("DLO_COURSE", str(tmp_path))
-    lab = find_lab(directory, source_labs())
-    build_source(lab)
+    monkeypatch.setenv("DLO_COURSE", str(REAL_LABS.parent))
     course = open_course(create_course(tmp_path / "course", tmp_path / "exchange"))
+    fill_source(course, find_lab(directory, source_labs()))
     result = course.generate_assignment(directory)
     assert result["success"], (result.get("error"), result.get("log"))
     released = files_of(tmp_path / "course" / "release" / directory)
-    built = for_a_class(files_of(REAL_LABS.parent / "labs" / directory))
-    assert released == built, "make labs was not run"
+    assert released == for_a_class(files_of(REAL_LABS / directory)), "make labs was not run"
 
 
-def test_nbgrader_refuses_to_release_what_the_allow_list_lacks(lab: LabInfo, tmp_path: Path) -> None:
-    course = open_course(create_course(tmp_path / "course", tmp_path / "exchange"))
-    build_source(lab)
-    result = course.generate_assignment(lab.directory)
+def test_nbgrader_refuses_to_release_what_the_allow_list_lacks(lab: LabInfo, course: Path) -> None:
+    opened = open_course(create_course(course / "course", course / "exchange"))
+    (fill_source(opened, lab) / "figures" / "draft.txt").write_text("notes")
+    result = opened.generate_assignment(lab.directory)
     assert not result["success"]
     assert "would hold figures/draft.txt" in result["log"]
-    assert not (tmp_path / "course" / "release" / lab.directory).exists()
+    assert not (course / "course" / "release" / lab.directory).exists()
+    fill_source(opened, lab)
+    assert opened.generate_assignment(lab.directory)["success"], "what was left there is removed"
 
 
 @pytest.mark.parametrize("pattern", ["hidden.py", "mutants.py", "INSTRUCTOR.md", "*.py", "**/*"])
 def test_what_students_must_never_have_cannot_be_listed(lab: LabInfo, course: Path, pattern: str) -> None:
-    (course / "solutions" / "07_sums" / "INSTRUCTOR.md").write_text("# The answers\n")
-    (course / "solutions" / "07_sums" / "lab.toml").write_text(TOML.replace("figures/*.svg", pattern))
+    given = course / "labs" / "07_sums"
+    for name in ("hidden.py", "mutants.py", "INSTRUCTOR.md", "07_sums.py"):
+        (given / name).write_text("# The answers\n")
+    (given / "lab.toml").write_text(TOML.replace("figures/*.svg", pattern))
     with pytest.raises(UserError, match="must never be released"):
         release_lab(source_labs()[0])
-    assert not (course / "labs" / "07_sums").exists()
+    assert not (given / lab.notebook).exists()
 
 
 def test_a_pattern_that_matches_nothing_is_an_error(lab: LabInfo, course: Path) -> None:
-    (course / "solutions" / "07_sums" / "lab.toml").write_text(TOML.replace(".svg", ".png"))
+    (course / "labs" / "07_sums" / "lab.toml").write_text(TOML.replace(".svg", ".png"))
     with pytest.raises(UserError, match="nothing matches"):
         release_lab(source_labs()[0])
 
@@ -194,20 +185,25 @@ def test_a_pattern_that_matches_nothing_is_an_error(lab: LabInfo, course: Path) 
 def test_each_kind_of_difference_is_named_with_its_cure(lab: LabInfo, course: Path) -> None:
     released = release_lab(lab)
     assert check_in_step(lab) == []
-    (released / "checks" / "sums.py").write_text("# edited here")
-    (released / "figures" / "why.svg").unlink()
+    (released / "sums.ipynb").write_text("{}")
+    (released / "references.json").unlink()
     (released / "hidden.py").write_text("# slipped in")
+    (course / "solutions" / "07_sums" / "figures.py").write_text("# in the old place")
     (course / "labs" / "08_gone").mkdir()
-    checks, figure, hidden, orphan = check_course_in_step()
-    assert "checks/sums.py differs from its source: run `make labs`" in checks
-    assert "why.svg is missing: run `make labs`" in figure
-    assert "hidden.py is not part of the release: run `make labs`" in hidden
+    hidden, missing, notebook, old, orphan = check_course_in_step()
+    assert "hidden.py is not part of the release: list it under release in lab.toml, or move it to" in hidden
+    assert "references.json is missing: run `make labs`" in missing
+    assert "sums.ipynb differs from its source: run `make labs`" in notebook
+    assert "solutions/07_sums/figures.py is in the wrong folder: students get it, so move it to" in old
     assert "08_gone has no source" in orphan
 
 
-def test_releasing_again_mends_every_difference(lab: LabInfo) -> None:
+def test_releasing_again_writes_what_is_built_and_removes_nothing(lab: LabInfo) -> None:
     released = release_lab(lab)
-    (released / "checks" / "sums.py").write_text("# edited here")
-    (released / "hidden.py").write_text("# slipped in")
+    (released / "sums.ipynb").write_text("{}")
     release_lab(lab)
     assert check_in_step(lab) == []
+    (released / "draft.py").write_text("# an hour of work")
+    with pytest.raises(UserError, match=r"draft\.py is not part of the release"):
+        release_lab(lab)
+    assert (released / "draft.py").read_text() == "# an hour of work"

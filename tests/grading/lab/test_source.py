@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from dlo_lib.errors import UserError
-from dlo_lib.grading.lab.source import CellKind, build_notebook, read_lab, source_notebook
+from dlo_lib.grading.lab.source import CellKind, notebook_text, read_lab, source_notebook
+from tests.grading.two_folders import place_of, write_lab
 
 TOML = """
 number = 7
@@ -86,14 +86,8 @@ print(double(2))
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    lab = tmp_path / "07_sums"
-    lab.mkdir()
-    (lab / "lab.toml").write_text(TOML)
-    (lab / "07_sums.py").write_text(TEXT)
-    (lab / "checks").mkdir()
-    (lab / "checks" / "sums.py").write_text(CHECKS)
-    (lab / "hidden.py").write_text(HIDDEN)
-    return lab
+    files = {"lab.toml": TOML, "07_sums.py": TEXT, "checks/sums.py": CHECKS, "hidden.py": HIDDEN}
+    return write_lab(tmp_path, "07_sums", files)
 
 
 def test_the_code_of_a_long_demo_is_folded(folder: Path) -> None:
@@ -151,7 +145,7 @@ def test_no_solution_is_left_in_a_released_cell(folder: Path) -> None:
 
 
 def test_the_notebook_has_stable_ids_complete_metadata_and_no_outputs(folder: Path) -> None:
-    notebook = nbformat.read(build_notebook(folder), as_version=4)
+    notebook = source_notebook(folder)
     assert [cell.id for cell in notebook.cells] == [cell.id for cell in read_lab(folder).cells]
     assert notebook.cells[3].metadata.nbgrader == {
         "grade": True,
@@ -167,8 +161,7 @@ def test_the_notebook_has_stable_ids_complete_metadata_and_no_outputs(folder: Pa
 
 
 def test_building_twice_gives_the_same_bytes(folder: Path) -> None:
-    first = build_notebook(folder).read_bytes()
-    assert build_notebook(folder).read_bytes() == first
+    assert notebook_text(source_notebook(folder)) == notebook_text(source_notebook(folder))
 
 
 @pytest.mark.parametrize(
@@ -245,7 +238,7 @@ def test_a_source_that_breaks_a_rule_says_where_and_how_to_mend_it(
     ],
 )
 def test_points_are_read_from_the_checks(folder: Path, old: str, new: str, message: str) -> None:
-    (folder / "checks" / "sums.py").write_text(CHECKS.replace(old, new, 1))
+    place_of(folder, "checks/sums.py").write_text(CHECKS.replace(old, new, 1))
     with pytest.raises(UserError, match=message):
         read_lab(folder)
 
@@ -266,7 +259,7 @@ def test_a_test_cell_comes_after_its_solution(folder: Path) -> None:
     ],
 )
 def test_needs_name_earlier_questions(folder: Path, needs: str, message: str) -> None:
-    (folder / "lab.toml").write_text(TOML.replace('double]\nneeds = ["add"]', needs))
+    place_of(folder, "lab.toml").write_text(TOML.replace('double]\nneeds = ["add"]', needs))
     with pytest.raises(UserError, match=message):
         read_lab(folder)
 

@@ -17,6 +17,7 @@ from dlo_lib.grading.lab.text_rules import (
     prediction_faults,
     width_faults,
 )
+from tests.grading.two_folders import place_of
 
 Edit = Callable[[str, str, str], LabSource]
 QUIZ = '# %% nbgrader={"grade_id": "quiz", "solution": true}\n'
@@ -37,13 +38,13 @@ ROW = "| `predict_sent` | 2 ranks: 1; 4 ranks: 1.5 | counted |\n"
 @pytest.fixture
 def edit(tmp_path: Path) -> Edit:
     """Replace a text in a copy of a small lab, and read the lab."""
+    shutil.copytree(Path(__file__).parents[1] / "small_course", tmp_path, dirs_exist_ok=True)
     folder = tmp_path / "solutions" / "91_small"
-    shutil.copytree(Path(__file__).parents[1] / "small_course" / "solutions" / "91_small", folder)
 
     def replace(name: str, old: str, new: str) -> LabSource:
-        text = (folder / name).read_text(encoding="utf-8")
+        text = place_of(folder, name).read_text(encoding="utf-8")
         assert old in text
-        (folder / name).write_text(text.replace(old, new), encoding="utf-8")
+        place_of(folder, name).write_text(text.replace(old, new), encoding="utf-8")
         return read_lab(folder)
 
     return replace

@@ -60,6 +60,7 @@ def test_the_mutant_is_caught_by_the_check_that_it_names(lab: Path) -> None:
     source = LabSource(
         info,
         lab,
+        lab,
         (Cell("mean", CellKind.SOLUTION, RIGHT, RIGHT), Cell("test_mean", CellKind.TEST, "", "", 4.0)),
     )
     mutants = read_mutants(source.folder)
@@ -77,4 +78,4 @@ def test_the_mutant_is_caught_by_the_check_that_it_names(lab: Path) -> None:
 
 
 def test_the_examples_pass_the_lint(lab: Path) -> None:
-    assert lint_lab(lab) == []
+    assert lint_lab(lab, lab) == []

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from dlo_lib.errors import UserError
 from dlo_lib.files import state_dir
 from dlo_lib.grading import Lab
-from dlo_lib.grading.lab.course import BUILT_FILES, IN_GRADING_FILE, QUIZ_ANSWERS_FILE
+from dlo_lib.grading.lab.course import IN_GRADING_FILE, QUIZ_ANSWERS_FILE
 from dlo_lib.grading.lab.quiz_answers import quiz_answers_text
 from dlo_lib.grading.lab.references import references_text
 from dlo_lib.grading.lab.release import in_grading_text, release_lab
@@ -33,7 +33,7 @@ def namespace() -> dict[str, Any]:
 @pytest.fixture
 def lab(namespace: dict[str, Any], small: LabSource, tmp_path_factory: pytest.TempPathFactory) -> Lab:
     folder = tmp_path_factory.mktemp("lab") / small.info.directory
-    shutil.copytree(small.folder, folder)
+    shutil.copytree(small.given, folder)
     (folder / "references.json").write_text(references_text(small))
     return Lab(namespace, folder)
 
@@ -63,7 +63,7 @@ def test_a_verdict_names_what_grading_adds(
     namespace: dict[str, Any], run: Run, small: LabSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / small.info.directory
-    shutil.copytree(small.folder, folder)
+    shutil.copytree(small.given, folder)
     (folder / IN_GRADING_FILE).write_text(in_grading_text(small.folder))
     lab = Lab(namespace, folder)
     run("def absmax_scale(x):\n    return x")
@@ -231,7 +231,7 @@ def test_hints_come_one_by_one_and_are_remembered(
 ) -> None:
     lab.hint("scale")
     assert capsys.readouterr().out.count("Hint") == 1
-    Lab(namespace, small.folder).hint("scale")  # after a restart of the kernel
+    Lab(namespace, small.given).hint("scale")  # after a restart of the kernel
     assert capsys.readouterr().out.count("Hint") == 2
     for _ in range(3):
         lab.hint("scale")
@@ -332,7 +332,7 @@ def test_hidden_checks_run_only_in_stock_grading(
 ) -> None:
     for name in ("checks/questions.py", "lab.toml"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes((small.folder / name).read_bytes())
+        (tmp_path / name).write_bytes((small.given / name).read_bytes())
     solve(run, small, "scale", "quiz")
     monkeypatch.setenv("DLO_HIDDEN", str(small.folder))
     grading = Lab(namespace, tmp_path)
@@ -351,13 +351,9 @@ def test_progress_is_kept(lab: Lab, run: Run, small: LabSource) -> None:
 def test_standings_show_the_progress(
     run: Run, namespace: dict[str, Any], small: LabSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "solutions").mkdir()
-    (tmp_path / "labs").mkdir()
-    (tmp_path / "solutions" / "91_small").symlink_to(small.folder)
+    shutil.copytree(small.folder.parents[1], tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("DLO_COURSE", str(tmp_path))
     release_lab(small.info)
-    for built in (small.info.notebook, *BUILT_FILES):
-        (small.folder / built).unlink()
     assert [(row.points, row.earned, row.state) for row in standings()] == [(12, 0, "not started")]
     lab = Lab(namespace, tmp_path / "labs" / "91_small")
     lab.hint("scale")

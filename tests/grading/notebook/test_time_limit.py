@@ -53,7 +53,7 @@ def test_after_a_time_out_the_other_checks_of_the_question_do_not_run(
     loop = LOOP.replace("scale(x):", "absmax_scale(x):\n    calls.append(1)")
     namespace: dict[str, Any] = {"calls": calls}
     exec(compile(loop, "<cell scale>", "exec"), namespace)
-    lab = Lab(namespace, small.folder)
+    lab = Lab(namespace, small.given)
     fast = replace(lab._checks, visible=tuple(replace(check, seconds=0.2) for check in lab._checks.visible))
     monkeypatch.setattr(lab, "_checks", fast)
     assert lab.check("scale") == 0

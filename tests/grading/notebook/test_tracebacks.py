@@ -57,7 +57,7 @@ def execute(kernel: jupyter_client.KernelManager) -> Callable[[nbformat.Notebook
 
 def test_a_missing_step_is_one_line(small: LabSource, tmp_path: Path, execute: Callable) -> None:
     folder = tmp_path / small.info.directory
-    shutil.copytree(small.folder, folder)
+    shutil.copytree(small.given, folder)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     execute(notebook, folder)
     called, at_top, with_words, mistyped, worker, other = (cell.outputs for cell in notebook.cells[2:])
@@ -89,7 +89,7 @@ def test_an_undefined_name_names_the_cell_that_was_skipped(
     small: LabSource, tmp_path: Path, execute: Callable
 ) -> None:
     folder = tmp_path / small.info.directory
-    shutil.copytree(small.folder, folder)
+    shutil.copytree(small.given, folder)
     new = {"markdown": nbformat.v4.new_markdown_cell, "code": nbformat.v4.new_code_cell}
     cells = [(kind, new.get(kind, nbformat.v4.new_code_cell)(source)) for kind, source in SKIPPED]
     whole = nbformat.v4.new_notebook(cells=[cell for _, cell in cells])
@@ -109,7 +109,7 @@ def test_an_undefined_name_names_the_cell_that_was_skipped(
 
 def test_a_check_names_the_cell_that_was_skipped(small: LabSource, tmp_path: Path, execute: Callable) -> None:
     folder = tmp_path / small.info.directory
-    shutil.copytree(small.folder, folder)
+    shutil.copytree(small.given, folder)
     code, markdown = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
     setup = "from dlo_lib.grading import Lab\nlab = Lab(globals())"
     given = "def largest(x):\n    return x.abs().amax(dim=-1)"
@@ -132,7 +132,7 @@ def test_a_fresh_kernel_names_the_cell_with_the_lab(
 ) -> None:
     """After a restart no cell of the lab has run, so nothing of the lab is loaded but the extension."""
     folder = tmp_path / small.info.directory
-    shutil.copytree(small.folder, folder)
+    shutil.copytree(small.given, folder)
     code, markdown = nbformat.v4.new_code_cell, nbformat.v4.new_markdown_cell
     setup = "from dlo_lib.grading import Lab\nlab = Lab(globals())"
     saved = nbformat.v4.new_notebook(
@@ -155,7 +155,7 @@ def test_a_running_check_shows_that_it_lives_and_its_interrupt_is_one_sentence(
     kernel: jupyter_client.KernelManager, small: LabSource, tmp_path: Path, execute: Callable
 ) -> None:
     folder = tmp_path / small.info.directory
-    shutil.copytree(small.folder, folder)
+    shutil.copytree(small.given, folder)
     setup = "from dlo_lib.grading import Lab\nlab = Lab(globals())\nimport dlo_lib.grading.notebook"
     faster = "dlo_lib.grading.notebook.verdict_display.EVERY_S = 0.1"
     cells = [nbformat.v4.new_code_cell(text) for text in (setup, faster)]
@@ -219,7 +219,7 @@ def test_a_check_names_a_cell_that_failed_and_left_the_earlier_definition(
     small: LabSource, tmp_path: Path, execute: Callable
 ) -> None:
     folder = tmp_path / small.info.directory
-    shutil.copytree(small.folder, folder)
+    shutil.copytree(small.given, folder)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in EARLIER])
     execute(notebook, folder)
     texts = ["".join(str(output.get("data", "")) for output in cell.outputs) for cell in notebook.cells]
