@@ -27,6 +27,7 @@ from dlo_lib.errors import UserError
 from dlo_lib.files import write_aside
 from dlo_lib.grading.lab.clear_solutions import ClearLabSolutions
 from dlo_lib.grading.lab.course import (
+    BUILT_FILES,
     IN_GRADING_FILE,
     LAB_FILE,
     QUIZ_ANSWERS_FILE,
@@ -147,15 +148,18 @@ def misplaced_files(lab: LabInfo, released: Collection[str]) -> list[str]:
         )
         for name in extra
     ]
-    return lines + [
-        tr(
-            "{file} is in the wrong folder: students get it, so move it to {given}",
-            file=source / name,
-            given=given,
-        )
-        for name in sorted(present_files(source))
-        if name in released or name == LAB_FILE or name.startswith(f"{CHECKS_FOLDER}/")
-    ]
+    for name in sorted(present_files(source)):
+        if name in (lab.notebook, *BUILT_FILES):
+            lines.append(tr("{file} is built in {given} now: remove it", file=source / name, given=given))
+        elif name in released or name == LAB_FILE or name.startswith(f"{CHECKS_FOLDER}/"):
+            lines.append(
+                tr(
+                    "{file} is in the wrong folder: students get it, so move it to {given}",
+                    file=source / name,
+                    given=given,
+                )
+            )
+    return lines
 
 
 def write_source(lab: LabInfo, folder: Path) -> None:

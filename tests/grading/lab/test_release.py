@@ -189,12 +189,14 @@ def test_each_kind_of_difference_is_named_with_its_cure(lab: LabInfo, course: Pa
     (released / "references.json").unlink()
     (released / "hidden.py").write_text("# slipped in")
     (course / "solutions" / "07_sums" / "figures.py").write_text("# in the old place")
+    (course / "solutions" / "07_sums" / "references.json").write_text("{}")
     (course / "labs" / "08_gone").mkdir()
-    hidden, missing, notebook, old, orphan = check_course_in_step()
+    hidden, missing, notebook, old, built, orphan = check_course_in_step()
     assert "hidden.py is not part of the release: list it under release in lab.toml, or move it to" in hidden
     assert "references.json is missing: run `make labs`" in missing
     assert "sums.ipynb differs from its source: run `make labs`" in notebook
     assert "solutions/07_sums/figures.py is in the wrong folder: students get it, so move it to" in old
+    assert built.endswith("labs/07_sums now: remove it")
     assert "08_gone has no source" in orphan
 
 
