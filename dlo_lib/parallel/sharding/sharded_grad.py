@@ -83,9 +83,13 @@ class ShardedGrad(Tensor):
 
 
 def plain(grad: Tensor) -> Tensor:
-    """Return the part of ``grad`` that this rank holds as a plain tensor with the same memory."""
+    """Return the part of ``grad`` that this rank holds as a plain tensor with the same memory.
+
+    A fake tensor stays one: before PyTorch 2.10, it cannot become a plain tensor.
+    """
     with torch._C.DisableTorchFunctionSubclass():
-        return local_grad(grad).detach().as_subclass(Tensor)  # type: ignore[arg-type]
+        part = local_grad(grad).detach()
+        return part.as_subclass(Tensor) if isinstance(part, ShardedGrad) else part  # type: ignore[arg-type]
 
 
 def plain_part(grad: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 
+from dlo_lib.torch_compat import RELEASE
 from tests.fsdp2 import fully_shard
 
 COLLECTIVES = ["all_reduce", "broadcast", "all_gather", "all_gather_single", "reduce_scatter", "reduce",
@@ -155,6 +156,8 @@ def run(steps: list[Step], folder: str, mistake: str = "", culprit: int = -1, at
             models.append(sharded)
         elif step.what == "train":
             for model in models:
+                if RELEASE < (2, 10):  # see comm/tracing/tap.py
+                    model.zero_grad()
                 model(torch.ones(2, 8)).sum().backward()
         elif step.what == "pause" and rank in step.members:
             time.sleep(step.seed / 1e6)

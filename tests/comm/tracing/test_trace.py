@@ -517,7 +517,8 @@ def test_a_call_without_a_wait_may_end_while_the_process_exits(tmp_path):
         )
         for rank in (0, 1)
     ]
-    assert ranks[0].stdout.readline() == b"None\n"
+    said = (line for line in ranks[0].stdout if not line.startswith(b"[Gloo]"))  # of PyTorch 2.8 and 2.9
+    assert next(said) == b"None\n"
     ranks[1].communicate()
     ranks[0].communicate()
     assert [rank.returncode for rank in ranks] == [0, 0]
