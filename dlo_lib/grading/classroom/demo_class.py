@@ -3,16 +3,15 @@ the feedback pages.
 
 Ada submits the reference solution, Blaise its first half, Chloé the released notebook. Release, fetch,
 submit, collect, grading, feedback and export are nbgrader's steps on an exchange in the classroom's folder.
-One Unix user acts for all: each student has a separate home and is named on submission. The release is built
-in a copy of the lab's source, so that the installed course may be read-only. The files of a run stay.
+One Unix user acts for all: each student has a separate home and is named on submission. A release writes
+nothing in the installed course, which may be read-only. The files of a run stay.
 ``dlo classroom LAB``.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +26,7 @@ from dlo_lib.grading.classroom.batch import Options, grade_lab, run_step
 from dlo_lib.grading.classroom.export import GradeTable, grades_folder
 from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
 from dlo_lib.grading.classroom.publication import publish
-from dlo_lib.grading.judge.environment import environment
-from dlo_lib.grading.lab.course import LabInfo, course_root
-from dlo_lib.grading.lab.release import present_files
+from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.grading.lab.source import notebook_text, read_lab, source_folder
 from dlo_lib.grading.sandbox.isolation import find_isolation
 
@@ -62,12 +59,8 @@ def classroom(
     Raises:
         UserError: ``folder`` has other files, or a step failed; the message names the log.
     """
+    done = advance or (lambda step: None)
     root = _clean(Path(folder) if folder is not None else state_dir() / "classroom" / lab.directory)
-    with _copied_course(lab, root / "source"):
-        return _run(lab, root, advance or (lambda step: None))
-
-
-def _run(lab: LabInfo, root: Path, done: Callable[[str], None]) -> Classroom:
     course = open_course(create_course(root / "course", root / "exchange", STUDENTS))
     course.config.ExchangeCollect.check_owner = False  # one Unix user acts for all students
 
@@ -112,20 +105,6 @@ def _clean(folder: Path) -> Path:
     )
     (folder / "exchange").mkdir()
     return folder
-
-
-@contextmanager
-def _copied_course(lab: LabInfo, folder: Path) -> Iterator[None]:
-    """Copy the source of ``lab`` below ``folder``, which is the course (``$DLO_COURSE``) in the block, also
-    for the processes that judge.
-    """
-    for room in ("solutions", "labs"):
-        original, copy = course_root() / room / lab.directory, folder / room / lab.directory
-        for name in present_files(original):
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(original / name, copy / name)  # without the mode, which may be read-only
-    with environment({"DLO_COURSE": str(folder)}):
-        yield
 
 
 def _as_student(course: NbGraderAPI, lab: LabInfo, student: str, home: Path, step: str) -> None:

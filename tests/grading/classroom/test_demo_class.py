@@ -69,7 +69,6 @@ print(double(21))
 
 CHECKS = """\
 from dlo_lib.grading.checks.contract import check
-from tests.grading.two_folders import write_lab
 
 
 @check("add", points=1)
@@ -112,8 +111,12 @@ SOURCE: dict[str, tuple[int, bytes]] = {}
 
 
 def content_of(course: Path) -> dict[str, tuple[int, bytes]]:
-    """Return the mode and the bytes of each file of a course; a folder has no bytes."""
-    found = [path for part in ("solutions", "labs") for path in (course / part).rglob("*")]
+    """Return the mode and the bytes of each file of a course; a folder has no bytes.
+
+    Python writes compiled files beside the checks where it may; root may everywhere.
+    """
+    found = [path for part in ("solutions", "labs") for path in (course / part).rglob("[!_]*")]
+    found = [path for path in found if path.parent.name != "__pycache__"]
     return {str(path): (path.stat().st_mode, path.read_bytes() if path.is_file() else b"") for path in found}
 
 

@@ -117,7 +117,6 @@ FORGED_TRACE = (
     """
 from dlo_lib.comm.calls import Kind
 from dlo_lib.grading.switch.link import Link
-from dlo_lib.grading.lab.course import given_folder
 
 def forged(self, kind, *arguments, post=Link.post, **keywords):
     keywords["reduction"] = "SUM"
