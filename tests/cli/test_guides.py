@@ -16,6 +16,7 @@ from dlo_lib.cli.app import app
 ROOT = Path(dlo_lib.__file__).parents[1]
 GUIDES = [
     "README.md",
+    "docs/cluster.md",
     "solutions/README.md",
     "solutions/CALENDAR.md",
     "slurm/README.md",
