@@ -30,7 +30,8 @@ from dlo_lib.text import tr
 NAME = "dlo-kit"
 FILES = (
     "Makefile", "README.md", "LICENSE", "CITATION.cff", "pyproject.toml", "constraints.txt",
-    "environment.yml", "deploy/Dockerfile", "deploy/Dockerfile.dockerignore", ".devcontainer/devcontainer.json",
+    "environment.yml", "deploy/Dockerfile", "deploy/Dockerfile.dockerignore",
+    ".devcontainer/devcontainer.json",
 )  # fmt: skip
 ANSWERS_FILES = (REFERENCES_FILE, QUIZ_ANSWERS_FILE)
 """What a person without a class has, and a class may not get."""
