@@ -2,6 +2,8 @@
 """Run every lab and the parallel forms on the promised pairs of PyTorch and Python, and write what was run.
 
     python3 deploy/compat.py [RELEASE[/PYTHON] ...]      such as 2.8, 2.13/3.13 or newest; default: all pairs
+    python3 deploy/compat.py --suite FILE                the pair of .venv, from a run of the whole suite:
+                                                         make test ARGS=--cpu-file=FILE
 
 The pairs are those of ``deploy/compat_env.py``. On each of them, every lab passes its proof by the judge (the
 reference, the untouched notebook, the mutants), its reference notebook runs in a kernel, and the rooms below
@@ -27,8 +29,17 @@ from pathlib import Path
 
 import compat_table  # in this folder
 import setup_env  # in this folder
-from compat_env import NEWEST, CompatError, Pair, environment, interpreter, promised_pairs, torch_of
-from compat_table import LABS, Run
+from compat_env import (
+    NEWEST,
+    CompatError,
+    Pair,
+    environment,
+    interpreter,
+    is_venv,
+    promised_pairs,
+    torch_of,
+)
+from compat_table import LABS, REFERENCE, Run
 
 ROOT = Path(__file__).resolve().parents[1]
 JOBS, MINUTES = 3, 120.0
@@ -90,10 +101,17 @@ def main() -> int:
     parser.add_argument(
         "--without-mutants", action="store_true", help="leave the mutants out; the table shows fewer proofs"
     )
+    parser.add_argument(
+        "--suite", type=Path, metavar="FILE", help="run nothing: read what `make test` wrote with --cpu-file"
+    )
     parser.add_argument("--jobs", type=int, default=JOBS, help=f"processes of pytest (default {JOBS})")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="the longest time of a pair")
     asked = parser.parse_args()
     try:
+        if asked.suite:
+            add_suite(asked.suite)
+            print(compat_table.page(compat_table.read_record()))
+            return 0
         if asked.lab and asked.room:
             raise CompatError("--lab and --room exclude each other: give one of them")
         rooms = [LABS] if asked.lab else asked.room or [LABS, *ROOMS]
@@ -187,19 +205,47 @@ def try_pair(uv: str, pair: Pair, python: str, tests: list[str], asked: argparse
         return False
     if status not in (0, 1) or not lines:
         raise CompatError(f"pytest ended with status {status} on {pair.name}: see what it prints above")
+    whole = not (asked.lab or asked.room or asked.without_mutants)
+    record(pair, torch.version, own, lines, wall if whole else None)
+    return status == 0
+
+
+def add_suite(results: Path) -> None:
+    """Put the results of the whole suite in .venv into the table.
+
+    Raises:
+        CompatError: there are none, or .venv is none of the promised pairs.
+    """
+    pair = next((pair for pair in promised_pairs() if is_venv(pair)), None)
+    if pair is None:
+        raise CompatError(".venv is none of the promised pairs: run `make setup-dev` with their Python")
+    try:
+        lines = results.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise CompatError(f"cannot read {results} ({error.strerror}): give the file of --cpu-file") from error
+    if not any(REFERENCE in line for line in lines):
+        raise CompatError(f"{results} has no test of a lab: run `make test ARGS=--cpu-file={results}`")
+    record(pair, torch_of(setup_env.VENV).version, setup_env.PYTHON, lines, None)
+
+
+def record(pair: Pair, torch: str, python: Path, lines: list[str], whole_s: float | None) -> None:
+    """Put the ``lines`` of ``--cpu-file`` into the table.
+
+    Args:
+        whole_s: the seconds of a run of all labs and rooms; None for another run.
+    """
     run = Run(
         pair=pair.name,
-        torch=torch.version,
-        python=version_text(own),
+        torch=torch,
+        python=version_text(python),
         packages="newest" if pair.release == NEWEST else "pinned",
         tests=[json.loads(line) for line in lines],
-        wall_s=wall,
-        whole=not (asked.lab or asked.room or asked.without_mutants),
+        wall_s=whole_s or 0.0,
+        whole=whole_s is not None,
     )
-    record = compat_table.read_record()
-    compat_table.add(record, run, {room: tuple(files) for room, files in ROOMS.items()})
-    compat_table.write(record)
-    return status == 0
+    known = compat_table.read_record()
+    compat_table.add(known, run, {room: tuple(files) for room, files in ROOMS.items()})
+    compat_table.write(known)
 
 
 def remind(torch: importlib.metadata.Distribution) -> None:

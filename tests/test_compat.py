@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 import time
@@ -204,6 +205,26 @@ def test_a_run_that_cannot_begin_is_an_error_and_changes_nothing(compat, env, mo
     asked = SimpleNamespace(jobs=1, minutes=1, lab=None, room=None, without_mutants=False)
     with pytest.raises(env.CompatError, match=f"pytest ended with status {status} on 2.8.0/3.12"):
         compat.try_pair("uv", env.Pair("2.8.0", (3, 12)), "python", [], asked)
+
+
+def test_the_suite_of_this_environment_is_a_pair_of_the_table(compat, env, table, monkeypatch, tmp_path):
+    """`make test` runs all labs and rooms on the pinned pair; compat need not run them once more."""
+    lab = sorted(path.parent.name for path in (ROOT / "labs").glob("*/lab.toml"))[0]
+    (tmp_path / "suite").write_text("".join(json.dumps(row) + "\n" for row in of_lab(lab)))
+    (tmp_path / "other").write_text(json.dumps(result("tests/test_house.py::test_x")) + "\n")
+    written: list[Any] = []
+    monkeypatch.setattr(compat, "is_venv", lambda pair: pair == env.Pair("2.13.0", (3, 11)))
+    monkeypatch.setattr(compat, "torch_of", lambda _: SimpleNamespace(version="2.13.0+cpu"))
+    monkeypatch.setattr(compat, "version_text", lambda _: "3.11.7")
+    monkeypatch.setattr(compat.compat_table, "read_record", dict)
+    monkeypatch.setattr(compat.compat_table, "write", written.append)
+    compat.add_suite(tmp_path / "suite")
+    (column,) = written[0].values()
+    assert column["labs"][lab]["notebook"] == "passed"
+    assert column["whole"] is None
+    for name, says in (("other", "has no test of a lab"), ("absent", "No such file or directory")):
+        with pytest.raises(env.CompatError, match=says):
+            compat.add_suite(tmp_path / name)
 
 
 # -- the page

@@ -1,8 +1,43 @@
 """`dlo`, the command line. Bad input gives one line on stderr and exit status 2.
 
-``app`` holds the commands; ``course``, ``grade``, ``make``, ``jobs`` and ``doctor`` hold groups of commands;
-``reports`` and ``workspace`` hold shared functions; ``machine`` shows the doctor's findings in lab 00. The
-room imports all other rooms inside the commands, because `dlo --help` must not import torch or nbgrader.
+The commands:
+
+- ``app``: all commands, a few lines each
+- ``course``: release, kit, collect, feedback, export, similar, roster, receipt
+- ``make``: a course, a classroom for a trial, and ``labs/``
+- ``deadlines``: due dates
+- ``submission``: a student submits a lab
+- ``grade``: grades a class
+- ``grade_slurm``: the same on a cluster
+- ``jobs``: the submitted jobs
+- ``jobs_table``: their table
+- ``jupyter``: starts JupyterLab
+- ``hub_server``: starts a server on a JupyterHub
+
+The doctor:
+
+- ``doctor``: checks the installation
+- ``diagnosis``: one line of its report
+- ``doctor_packages``: the releases of packages
+- ``doctor_cluster``: the site, account and folder of jobs
+- ``doctor_hub``: the rights of a class on a JupyterHub
+- ``doctor_hub_files``: its files
+- ``doctor_hub_work``: the work of students
+- ``doctor_hub_lists``: the Assignment List
+- ``doctor_hub_terminal``: the terminal of a course
+- ``doctor_hub_student``: as a student
+- ``hub_probe``: what nbgrader finds
+- ``machine``: the lines of the doctor in lab 00
+
+Shared functions:
+
+- ``workspace``: the student's copy of the labs
+- ``private``: closes what notebooks keep of a student's work
+- ``reports``: prints progress and reports
+- ``out``: the file of ``--out``
+
+The commands import ``cluster``, ``grading``, ``hub`` and ``launch`` when they run, because `dlo --help` must
+not import torch or nbgrader.
 """
 
 from __future__ import annotations

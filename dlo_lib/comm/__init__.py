@@ -41,7 +41,13 @@ long time raises no alarm. ``run_ranks(..., explain=Explain.STACKS)``, ``--expla
 adds the Python stack of every rank; ``off`` is for measurements. ``python -m benchmarks trace`` measures the
 cost of both.
 
-Rooms: ``collectives`` are written out; ``tracing`` records calls; ``deadlock`` explains them and imports
-``tracing``; all share ``calls``. This file imports nothing, because the process that watches the ranks of a
-node works without torch.
+In reading order:
+
+- ``collectives``: collectives written out as messages
+- ``calls``: the record of one call, which all share
+- ``tracing``: records the calls
+- ``deadlock``: explains them; it imports ``tracing``
+- ``fake_ranks``: a process group in one process
+
+This file imports nothing, because the process that watches the ranks of a node works without torch.
 """

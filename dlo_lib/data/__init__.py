@@ -1,9 +1,35 @@
 """Token data sets by name, the sampler that distributes them over ranks, and data sets of small images.
 
-``open`` finds a corpus, ``documents`` and ``tokens`` make sequences from it, ``sampler`` and ``batches``
-distribute them over ranks. ``images`` and the modules next to it hold data sets of small images, ``augment``
-augments them. ``shards`` reads images from large files, with ``decoding``. ``balanced`` and
-``feature_scaling`` prepare data. The room imports no other room.
+Corpora of tokens:
+
+- ``open``: finds a corpus by its name
+- ``tokens``: bytes as tokens
+- ``documents``: documents and their sequences
+- ``python_corpus``: the sources of Python
+- ``arithmetic``: generated additions
+- ``huggingface``: data sets of Hugging Face on disk
+
+The way of a batch to a rank:
+
+- ``sampler``: the order of a rank
+- ``batches``: micro-batches on the device
+- ``reproducible``: random numbers that are the same everywhere
+
+Images:
+
+- ``images``: small images in memory
+- ``images_cifar``: CIFAR-10
+- ``images_generated``: images with a known best accuracy
+- ``augment``: augmentation of batches
+- ``shards``: images in large files
+- ``decoding``: the pixels of an encoded image
+
+Preparation:
+
+- ``balanced``: every class equally often
+- ``feature_scaling``: mean 0 and standard deviation 1
+
+The room imports no other room.
 """
 
 from dlo_lib.data.balanced import balanced_order

@@ -3,9 +3,18 @@ Lab``; lab 00 also shows ``start_page``.
 
 Each room imports only rooms to its right, and not its neighbour on the same floor::
 
-    classroom -> judge -> sandbox, notebook -> switch -> checks, lab
+    classroom -> judge -> sandbox, notebook -> switch -> lab -> checks
 
-``nbgrader_course`` belongs to no room, because the configuration file of every course names it.
+In reading order:
+
+- ``checks``: write and run the checks of a lab
+- ``lab``: a lab as files
+- ``switch``: the collectives of judged ranks, and their real traffic
+- ``sandbox``: processes that run a student's code
+- ``notebook``: ``Lab``, the notebook's side
+- ``judge``: judges a submitted notebook
+- ``classroom``: a whole class
+- ``nbgrader_course``: belongs to no room, because the configuration file of every course names it
 """
 
 from __future__ import annotations

@@ -1,9 +1,35 @@
 """Hyperparameter search on Optuna's studies, samplers and storage.
 
-The room holds the policies that the course teaches (``halving``, ``asha``, ``population``, ``fixed_budget``)
-and the parts that Optuna does not provide. ``search`` runs the trials of a ``definition`` with a policy. The
-workers share the ``journal`` and hold a ``lease``. ``gaussian_process``, ``expected_improvement`` and
-``bootstrap`` are written out in full; ``draw`` and ``simulate`` show searches. The room imports ``launch``.
+The search:
+
+- ``definition``: a search as data
+- ``search``: runs the trials of a definition with a policy
+- ``table``: the table of a search, and the decisions of a policy
+- ``journal``: the one file that stores a search
+- ``lease``: marks a worker as alive
+- ``workers``: several processes of one search
+
+Policies:
+
+- ``fixed_budget``: every trial to the same resource
+- ``halving``: successive halving and Hyperband
+- ``asha``: the asynchronous form
+- ``population``: population-based training
+
+Algorithms written out in full:
+
+- ``gaussian_process``: regression
+- ``expected_improvement``: the amount by which a point is expected to improve
+- ``expected_improvement_sampler``: the same as a sampler of Optuna
+- ``bootstrap``: confidence intervals
+
+Views:
+
+- ``simulate``: a search in memory
+- ``draw``: figures of a search
+- ``dashboard``: Optuna's dashboard in a notebook
+
+The room imports ``launch``.
 """
 
 from dlo_lib.hpo.asha import Asha

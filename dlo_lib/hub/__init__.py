@@ -1,10 +1,34 @@
 """A class on a JupyterHub: what ``deploy/hub/jupyterhub_config.py`` and ``dlo course --hub`` make of a site's
 ``hub.toml``.
 
-``settings`` reads the file; ``rights`` turns it into groups, roles and services; ``folders`` writes the
-settings of Jupyter and prepares courses and exchange; ``local_server`` and ``slurm_server`` start the
-servers of users; ``kubernetes`` writes Helm values; ``doctor`` tries each right. What a student holds in
-memory is decided in ``single_user`` (the server), ``assignment_list`` (nbgrader in it), ``kernel`` and
-``debugger``. The room imports cluster (the names of sites) and the control groups of grading. The Hub itself
-needs neither PyTorch nor nbgrader.
+The site's file and what follows from it:
+
+- ``settings``: the tables of the file as classes
+- ``read_settings``: checks each key and value
+- ``rights``: groups, roles and services; it decides who may open what
+- ``folders``: the settings of Jupyter, the courses and the exchange
+- ``accounts``: Unix accounts of a roster
+- ``membership``: keeps the Hub's groups equal to the rosters
+- ``lti``: users from Moodle
+- ``lti_login``: their login
+- ``kubernetes``: Helm values
+
+The servers of users:
+
+- ``local_server``: on the Hub's machine
+- ``user_group``: the limits of a user there
+- ``slurm_server``: as SLURM jobs
+- ``slurm_spawner``: batchspawner's class, which remembers why SLURM ended a server
+
+What a student holds in memory:
+
+- ``single_user``: the server
+- ``assignment_list``: nbgrader in it
+- ``kernel``: the kernel of notebooks
+- ``debugger``: the debugger, loaded by its first request
+- ``extensions``: the parts of JupyterLab and nbgrader that a role has
+- ``dashboards``: TensorBoard and optuna-dashboard behind the server
+
+``dlo doctor --hub`` (``cli.doctor_hub``) tries each right. The room imports ``cluster`` (the names of sites),
+``launch``, and ``grading`` (its control groups). The Hub itself needs neither PyTorch nor nbgrader.
 """

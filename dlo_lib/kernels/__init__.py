@@ -1,9 +1,32 @@
 """Fused kernels: Triton on a GPU, each with a readable PyTorch twin that runs everywhere else.
 
-A file of this room is one technique: its idea, its paper, the twin, the autograd function and the public
-function. ``dispatch`` chooses between the twin and Triton for each call; ``triton_code`` holds the kernels,
-which are imported with the first call that needs them, because Triton is optional
-(``pip install 'dlo-lib[kernels]'``) and slow to import. The room imports ``models`` and ``data``.
+A file is one technique: its idea, its paper, the twin, the autograd function and the public function. Begin
+with the first two of the list.
+
+- ``vector_add``: the smallest kernel, which shows the form of this room
+- ``dispatch``: chooses between Triton, the twin and PyTorch's operators for each call
+- ``softmax``: in one pass
+- ``rms_norm``: in one pass
+- ``layer_norm``: in one pass
+- ``rope``: rotary positions
+- ``swiglu``: the product of SwiGLU
+- ``cross_entropy``: the loss of logits
+- ``cross_entropy_terms``: the form that the twin and the kernel share
+- ``linear_cross_entropy``: the loss of a linear layer, chunk by chunk
+- ``grouped_matmul``: the products of experts
+- ``flash_attention``: attention by tiles
+- ``adamw``: AdamW in one kernel, or inside the backward
+
+What uses them:
+
+- ``llama``: puts them into a Llama
+- ``library``: registers them as operators of PyTorch
+- ``cases``: every operation at the sizes of Llamas
+- ``report``: what the compiler allocates for each
+- ``triton_code``: the kernels, imported with the first call that needs them
+
+Triton is optional (``pip install 'dlo-lib[kernels]'``) and slow to import. The room imports ``models``,
+``data`` and ``hardware``.
 """
 
 from dlo_lib.kernels import library  # noqa: F401 - defines the operators of compiled code

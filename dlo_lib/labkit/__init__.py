@@ -1,6 +1,26 @@
 """What the checks, the figures and the cells of several labs need: each thing is here once.
 
-Here: comparison with twins and with known mistakes, traffic, memory and the order of calls of a run, the
-style of figures, and what a cell shows of a job. A student's copy has it; it holds no answer of any lab.
-Imports ``grading.checks`` and the library.
+Checks:
+
+- ``compare``: results beside those of twins and of known mistakes
+- ``traffic``: what passed between the ranks of a run
+- ``messages``: who sends to whom, in how many rounds
+- ``order``: the order of what happened in a run
+- ``memory``: what a rank holds at a mark
+
+Cells and figures:
+
+- ``figures``: the style of all figures
+- ``predictions``: numbers that students write before a measurement
+- ``predicted_bars``: bars with these numbers
+- ``side_by_side``: the student's form beside the standard library's
+- ``explore``: a figure with sliders
+- ``player``: buttons that play a slider
+- ``process_memory``: the memory of a piece of code
+- ``measured_step``: one step of a form on a rank
+- ``at_scale``: the request for a cluster
+- ``stored_results``: results that were measured elsewhere
+
+A student's copy has this room; it holds no answer of any lab. Imports ``grading``, ``cluster``, ``comm``
+and ``profiling``.
 """

@@ -1,8 +1,30 @@
 """Ranks: start several from a notebook (:func:`run_ranks`), or find this process's rank (:func:`place`).
 
-``run`` and ``client`` are the caller's side, ``server`` forks ranks, ``rank`` runs one of them, ``values``
-packs functions and results. ``failure`` selects the rank that failed first, ``explainer`` watches ranks of
-torchrun and srun. Imports ``comm``.
+The caller's side:
+
+- ``run``: ``run_ranks``
+- ``client``: starts the warm server, and requests ranks
+- ``supervisor``: the output, messages and ends of working ranks
+- ``values``: functions and results that are sent
+
+The processes:
+
+- ``seed``: a process that has imported torch, and forks warm servers
+- ``server``: the warm server, which forks the ranks
+- ``rank``: one rank
+- ``output``: its output as lines
+
+Failures:
+
+- ``failure``: selects the rank that failed first
+- ``frames``: stacks that name the cell
+
+Ranks that others start:
+
+- ``place``: the rank of this process, from torchrun or SLURM
+- ``explainer``: watches such ranks
+
+Imports ``comm``.
 """
 
 from dlo_lib.comm.deadlock.detail import Explain

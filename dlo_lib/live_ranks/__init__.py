@@ -7,12 +7,33 @@
     dist.all_reduce(x)
     x
 
-``session`` starts ranks, sends them requests and makes them usable again after a deadlock, an error or an
-interrupt; ``handle`` is the object ``ranks`` of a notebook; ``magic`` has ``%%ranks`` and ``%%rank``.
-``rank`` and ``rank_shell`` run in a rank. ``transcript`` collects the output of a rank, and ``view`` shows
-that of all. The ranks are forked, watched and explained by ``launch`` and ``comm.deadlock``.
+The notebook's side:
 
-Imports ``launch`` and ``comm``.
+- ``magic``: ``%%ranks`` and ``%%rank``
+- ``handle``: the object ``ranks`` of a notebook
+- ``session``: starts ranks, sends them requests, and makes them usable again after a failure
+- ``local_ranks``: its ranks on this machine
+- ``devices``: where ranks compute
+- ``view``: shows the output of all ranks
+- ``transcript``: collects the output of one
+
+In a rank:
+
+- ``rank``: answers requests until the notebook ends
+- ``rank_shell``: its IPython
+- ``messages``: what the two sides say
+- ``connections``: breaks a wait for other ranks
+
+In a job of SLURM:
+
+- ``slurm_job``: a job as ranks use it
+- ``job_ranks``: its ranks in a session
+- ``node_link``: the connections to its nodes
+- ``node``: the process on a node
+- ``packets``: what passes through srun
+
+``launch`` forks the ranks, and ``comm.deadlock`` explains their deadlocks. Imports ``launch``, ``comm`` and
+``cluster``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,20 @@
 """Llama and ResNet in plain PyTorch, with parameter counts, FLOP counts and checkpoints.
 
-``llama`` and ``resnet`` hold the models, ``configs`` their named sizes, ``counts`` their parameters and
-FLOPs. ``moe`` is the mixture-of-experts layer of a Llama, made of ``router``, ``token_dispatch`` and
-``experts``. The room imports no other room.
+- ``llama``: the decoder and its parts
+- ``configs``: named sizes of public models
+- ``counts``: parameters and FLOPs
+- ``checkpoint``: checkpoints in the layout of Hugging Face
+- ``hf_config``: their ``config.json``
+- ``resnet``: a network for small images
+
+The mixture of experts of a Llama:
+
+- ``moe``: the layer
+- ``router``: chooses the experts of each token
+- ``token_dispatch``: sorts tokens by expert
+- ``experts``: the networks in stacked matrices
+
+The room imports no other room.
 """
 
 from dlo_lib.models.configs import CONFIGS, model_config

@@ -1,9 +1,26 @@
 """The training step, learning-rate schedules and the learning-rate range test.
 
-``step`` is the training step of training and profiling. ``schedules``, ``plateau`` and ``adapter`` set the
-learning rate, ``finder`` runs the range test, ``snapshots`` averages models, ``early_stopping`` ends a
-training. ``precision`` has low-precision formats, loss scaling and master weights. The room imports
-``data``.
+- ``step``: the step of training and profiling
+
+The learning rate:
+
+- ``schedules``: functions from the number of steps to a factor
+- ``adapter``: a schedule as a PyTorch scheduler
+- ``plateau``: a rate that falls with the loss
+- ``finder``: the range test
+- ``saved_state``: saves a model and its optimiser before the test, and restores them
+- ``draw``: figures of schedules and tests
+
+The end of a training:
+
+- ``early_stopping``: stops when the validation loss no longer falls
+- ``snapshots``: saves a model at the end of each cycle, and predicts with all of them
+
+Number formats:
+
+- ``precision``: number formats, loss scaling and master weights
+
+The room imports ``data`` and ``models``.
 """
 
 from dlo_lib.optim.adapter import ScheduleLR

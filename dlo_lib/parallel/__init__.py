@@ -1,15 +1,37 @@
 """Distributes a training step over ranks: data, sharded, tensor, pipeline, context and expert parallelism.
 
-ddp        copies of the model; gradients are averaged      zero       optimiser state and gradients in shards
-fsdp       parameters in shards; units are gathered         pipeline   layers on different ranks
-tensor     parts of every matrix on each rank               context    parts of sequences; attention exchanges
-expert     experts on different ranks; tokens travel        sharding   reduction and exchange of shards
+What a user writes, and what applies it:
 
-``plan`` (degrees and choices), ``parallelize`` (which applies a plan) and ``checkpoint`` use these rooms.
-The rooms use ``mesh`` (the ranks), ``protocol`` (the interface of every wrapper), ``materialize`` (values of
-parameters on the meta device), ``backward_pass`` and ``nested`` (tensors in arguments). A room imports
-``sharding`` and the modules below it, but no other room. ``dlo_lib.parallel`` may import ``dlo_lib.models``
-and ``dlo_lib.optim``.
+- ``plan``: the degrees and choices of a distribution
+- ``mesh``: the ranks, with a named dimension for each form of parallelism
+- ``parallelize``: applies a plan in six steps
+- ``protocol``: the interface of every wrapper
+
+The forms of parallelism:
+
+- ``ddp``: copies of the model; gradients are averaged
+- ``zero``: optimiser state and gradients in shards
+- ``fsdp``: parameters in shards; units are gathered
+- ``tensor``: parts of every matrix on each rank
+- ``pipeline``: layers on different ranks
+- ``context``: parts of sequences; attention exchanges
+- ``expert``: experts on different ranks; tokens travel
+- ``sync_batch_norm``: batch normalisation over the batches of all ranks
+
+What they share:
+
+- ``sharding``: reduction and exchange of shards
+- ``backward_pass``: the begin and the end of a backward pass
+- ``nested``: the tensors in arguments and results
+- ``held_params``: whether a module still has the parameters that its wrapper knows
+- ``materialize``: values of parameters on the meta device
+- ``grad_scaler``: loss scaling of sharded gradients
+- ``compile``: ``torch.compile`` of each block
+- ``checkpoint``: sharded checkpoints
+- ``flat_part``: a range of a tensor, described to PyTorch's checkpoints
+
+A form imports ``sharding`` and modules of this folder, but no other form. The folder imports ``comm``,
+``data``, ``kernels``, ``models`` and ``optim``.
 """
 
 from dlo_lib.parallel.ddp import DDP

@@ -1,11 +1,39 @@
 """The cost of a training step: measured and computed memory, FLOPs and their utilisation.
 
-``measure`` runs a step on fake tensors or on a device (``older_releases``: what PyTorch before 2.10 lacks for
-it), and ``tracker`` records its memory. ``footprint`` and ``capacity`` compute the memory. ``mfu`` computes
-the utilisation. ``chronometer``, ``step_profile`` and ``loader_profile`` measure time, ``trace_events`` reads
-a trace, and ``roofline`` says what limits the time. ``batch_memory`` measures memory against the batch,
-``technical_check`` draws all of it on one page. The ``compile_*`` modules inspect ``torch.compile``. Imports
-``parallel``, ``optim``, ``models``, ``launch`` and ``hardware``.
+The memory of a step:
+
+- ``settings``: what determines it; the formula and the measurement share them
+- ``measure``: measures it, on fake tensors or on a device
+- ``tracker``: records the storages of running code
+- ``report``: the result of a measurement
+- ``plot``: memory over a step, by part
+- ``footprint``: computes it from formulas
+- ``sizes``: the sizes of tensors in the formulas
+- ``capacity``: whether a step fits, and the largest batch
+- ``batch_memory``: the measured memory against the batch
+- ``older_releases``: what fake tensors lack before PyTorch 2.10
+
+The time of a step:
+
+- ``mfu``: utilisation of the FLOPs
+- ``chronometer``: phases of a step
+- ``step_profile``: where the time is spent
+- ``trace_events``: the events of a trace
+- ``loader_profile``: what a DataLoader costs
+- ``roofline``: what limits an operation
+- ``technical_check``: all of it on one page
+
+``torch.compile``:
+
+- ``compile_watch``: graphs, breaks and seconds while code runs
+- ``compile_reasons``: the causes and cures of breaks
+- ``compile_time``: when the compilation has paid off
+- ``compile_capture``: each graph as plain data
+- ``operation_capture``: the operations of a function, in order
+- ``compile_code``: the kernels of Inductor
+- ``compile_warm``: loads Dynamo
+
+Imports ``parallel``, ``kernels``, ``optim``, ``models``, ``launch``, ``comm`` and ``hardware``.
 """
 
 from dlo_lib.models.counts import flops_per_token, parameters

@@ -11,13 +11,23 @@
 
     traffic = double_kernel[(triton.cdiv(n, 64),)](x, y, n, BLOCK=64)
 
-A kernel is text: ``program`` reads its syntax tree, and ``launch`` runs its programs one after another on the
-CPU. Nothing else of Python can be called, so a judge can run the kernel of a student in its own process. The
-launch counts the bytes that are read and written. It reports an access outside of a tensor, two programs that
-use one element, an undefined value, a loop variable whose type changes: what a GPU would compute wrongly
-without a word. Kernels on CUDA tensors run with the real Triton, without a change.
+A kernel is text. Nothing else of Python can be called, so a judge can run the kernel of a student in its own
+process. The launch counts the bytes that are read and written. It reports an access outside of a tensor, two
+programs that use one element, an undefined value, a loop variable whose type changes: what a GPU would
+compute wrongly without a word. Kernels on CUDA tensors run with the real Triton, without a change.
 
-Supported is a part of Triton, see ``language``. Paper: Triton (P. Tillet et al., MAPL 2019).
+- ``kernel``: ``@triton.jit``, and what a call of a kernel does
+- ``program``: reads the syntax tree of a kernel
+- ``launch``: runs the programs one after another on the CPU
+- ``values``: numbers, tiles and pointers
+- ``memory``: tensors with the checks that a GPU does not make
+- ``state``: what the programs of a launch share
+- ``functions``: the functions of ``tl``
+- ``language``: the names of ``triton.language`` that are supported
+- ``faults``: the error of a kernel
+- ``cures``: what to write in place of what is not supported
+
+The room imports no other room. Paper: Triton (P. Tillet et al., MAPL 2019).
 """
 
 from dlo_lib.tiles.faults import TileError

@@ -1,10 +1,33 @@
 """The training script: ``python -m dlo_lib.train`` under torchrun, srun or alone, or
 ``train(TrainConfig(...))``.
 
-``config`` defines a run, ``prepare`` builds it, ``loop`` trains, ``checkpoint`` and ``state`` save and
-restore. ``compiled`` and ``fp8`` make the blocks faster, and ``batch_search`` finds the largest batch.
-``metrics`` and ``clock`` measure, ``board`` writes to TensorBoard. The room imports ``profiling`` and the
-floors below it.
+The training:
+
+- ``config``: what defines a run
+- ``prepare``: builds data, model and optimiser
+- ``loop``: reads, steps, reports and saves
+- ``control``: decisions of all ranks: stop, or a rank has failed
+- ``compiled``: ``--compile``
+- ``fp8``: ``--fp8``
+- ``batch_search``: ``--batch auto``
+
+Checkpoints:
+
+- ``checkpoint``: saves and restores
+- ``state``: the state as files
+- ``disk``: errors of the file system in one line
+
+What a run reports:
+
+- ``report``: lines of metrics on rank 0
+- ``metrics``: ``metrics.jsonl`` and the files of TensorBoard
+- ``clock``: the parts of a step
+- ``progress``: a bar or text lines
+- ``board``: TensorBoard in a notebook
+- ``compare``: runs in a table
+
+The room imports ``profiling``, ``parallel``, ``kernels``, ``optim``, ``models``, ``data``, ``launch``,
+``comm`` and ``hardware``.
 """
 
 import dlo_lib.stop  # noqa: F401  first: under `python -m dlo_lib.train` it notes signals during the imports

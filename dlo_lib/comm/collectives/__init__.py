@@ -1,7 +1,13 @@
 """Collectives written out as messages between two ranks, and a model of their cost.
 
-`ring`, `tree` and `pairwise` hold the algorithms. `cost` holds the α–β model, which compares algorithms and
-is fitted to measurements. Imports no other room.
+- ``messages``: a rank in its group, and exchanges with neighbours
+- ``ring``: all-gather, reduce-scatter and all-reduce on a ring
+- ``tree``: broadcast, reduce and all-reduce on binomial trees
+- ``pairwise``: the all-to-all
+- ``travelling``: messages round a ring while each rank computes
+- ``cost``: the α–β model, which compares algorithms and is fitted to measurements
+
+The room imports no other room.
 """
 
 from dlo_lib.comm.collectives.cost import (

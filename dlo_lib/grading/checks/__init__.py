@@ -1,7 +1,29 @@
 """Write and run the checks of a lab.
 
-The room holds ``contract`` (``check``, ``scenario``, ``Trial``), which authors of checks import, comparisons,
-quizzes, recorded graphs and schedules, the codec for plain data between a check and the student's process,
-and the outcome of a check as a status, a verdict and a message. Imports no other room of grading, so that the
-same check runs in a notebook and under the judge.
+What authors of checks import:
+
+- ``contract``: ``check``, ``scenario``, ``Trial``, ``Wrong`` and ``Run``
+- ``trial``: the ``t`` of every check
+- ``runs``: the run of a scenario on ranks, and the nudge
+- ``exceptions``: what ends a check
+- ``schedules``: the tables of pipeline schedules
+- ``graphs``: graphs of a student's function, replayed
+- ``twins``: the results of twins, cached
+
+A check and its outcome:
+
+- ``outcome``: runs one check once
+- ``codec``: plain data between a check and the student's process
+- ``faults``: an exception of the student's code in one line
+- ``words``: the words of the check's author in a message
+- ``status``: the statuses of a check
+- ``verdict``: the text that ``lab.check`` shows
+
+Quizzes:
+
+- ``quiz_question``: a question
+- ``quiz``: the checks of a quiz
+
+Imports ``comm`` and ``parallel``, and no other room of grading, so that the same check runs in a notebook and
+under the judge.
 """

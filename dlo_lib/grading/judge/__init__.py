@@ -1,7 +1,40 @@
 """Judge a submitted notebook: run the checks here and the student's code in the sandbox, and write a report.
 
-The room holds the intake of a file, the attempts at its questions and the judge; the server that forks a
-judge for each submission and its client; the preprocessor that puts verdicts into nbgrader's pipeline;
-reports on disk; the job array; and the proof that a lab's checks work. Imports ``checks``, ``switch``,
-``sandbox`` and ``lab``. A module that needs torch imports it when it starts work.
+One submission:
+
+- ``judge``: turns a notebook into a report
+- ``intake``: finds, reads and parses a notebook
+- ``cells``: matches its cells with those of the source
+- ``attempt``: runs cells, and gives checks their names
+- ``time_budget``: the seconds that a submission may use
+- ``report``: the report, as plain values
+- ``report_store``: reports on disk
+
+The service:
+
+- ``client``: starts the service and sends submissions
+- ``server``: forks a judge for each submission
+- ``lab_zygote``: starts the zygote of a lab
+
+In nbgrader's pipeline:
+
+- ``preprocessor``: puts verdicts into the test cells
+- ``rebuilt_notebook``: the notebook after grading
+- ``grader_lock``: one process grades at a time
+- ``environment``: variables of child processes
+
+A class on a cluster:
+
+- ``array``: the job array; it writes the gradebook
+- ``array_element``: takes submissions from the queue
+- ``work_queue``: the queue as files
+
+The proof of a lab:
+
+- ``lab_proof``: the checks pass the solution and fail each mutant
+- ``proof_record``: the record on disk
+- ``unused_messages``: questions that ignore what ranks receive
+
+Imports ``checks``, ``switch``, ``sandbox``, ``lab`` and ``comm``. A module that needs torch imports it when
+it starts work.
 """

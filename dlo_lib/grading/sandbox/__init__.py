@@ -1,7 +1,33 @@
 """Processes that run a student's code, and their isolation from the rest of the machine.
 
-The room holds the isolation of the host (bubblewrap, Apptainer), namespaces, the system-call filter and the
-limits; the zygote that forks workers; the worker, which runs in the student's process; and the judge's
-handles on the zygote and on workers. No check is decided here. Imports ``checks`` and ``switch``. ``host``
-and ``zygote`` import torch only when they start work.
+The judge's side:
+
+- ``host``: the handle on all processes of a lab
+- ``remote_worker``: the handle on one worker
+- ``channel``: plain values over a socket
+- ``temporary_folders``: folders of workers, and their removal
+- ``hidden_memory``: memory that no figure of a process shows
+
+From the zygote to a worker:
+
+- ``zygote``: imports torch once, and forks the workers
+- ``start``: prepares a worker in the fork
+- ``worker``: the loop in the student's process
+- ``rehearsal``: runs its steps once before the fork
+- ``huge_pages``: makes a fork cheaper
+- ``compiled``: files that are compiled beforehand
+- ``without_compiler``: ``torch.compile`` without a compiler
+
+The isolation, from the machine to a call:
+
+- ``isolation``: bubblewrap or Apptainer
+- ``lockdown``: the namespaces of a worker
+- ``seccomp``: the filter of system calls
+- ``cgroups``: the limits of control groups
+- ``limits``: the limits of a process
+- ``processor_share``: the share of the processors
+- ``blocked_imports``: the modules that a lab teaches
+
+No check is decided here. Imports ``checks``, ``switch`` and ``launch``. ``host`` and ``zygote`` import torch
+only when they start work.
 """

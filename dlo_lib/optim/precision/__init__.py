@@ -1,10 +1,21 @@
 """Low precision: number formats, rounding, loss scaling, master weights, and 8-bit matrix products.
 
-``formats`` describes the formats and their limits, ``rounding`` rounds a tensor to any of them.
-``loss_scaling`` keeps the gradients of fp16 in range, ``master_weights`` keeps the updates that a 16-bit
-weight would lose. ``scaling`` chooses the scales of 8-bit tensors, and ``fp8`` multiplies them; so does
-``scaled_products``, on the tensor cores of a GPU. ``plot`` draws the range of a format with the values of a
-tensor. The modules import no other room.
+- ``formats``: the formats and their limits
+- ``rounding``: rounds a tensor to any of them
+- ``plot``: the range of a format with the values of a tensor
+
+16-bit training:
+
+- ``loss_scaling``: keeps the gradients of fp16 in range
+- ``master_weights``: keeps the updates that a 16-bit weight would lose
+
+8-bit products:
+
+- ``scaling``: the scale of a tensor
+- ``fp8``: emulated products
+- ``scaled_products``: products on the tensor cores of a GPU
+
+The modules import no other room.
 
 Papers: P. Micikevicius et al., mixed precision training (arXiv:1710.03740) and FP8 formats
 (arXiv:2209.05433); S. Gupta et al., stochastic rounding (arXiv:1502.02551); DeepSeek-V3, scaling by block

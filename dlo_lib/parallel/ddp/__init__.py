@@ -1,9 +1,14 @@
 """Data parallelism: each rank holds a copy of the model, and the gradients are averaged, bucket by bucket,
 during backward.
 
-``wrapper`` is the module that is called, ``reducer`` averages the gradients of a backward pass, and
-``grad_bucket`` is the message. ``comm_hooks``, ``join`` and ``static_graph`` are extras. Imports
-``sharding.buckets`` and ``backward_pass``.
+- ``wrapper``: the module that is called
+- ``reducer``: averages the gradients of a backward pass; it decides when a bucket is sent
+- ``grad_bucket``: one message
+- ``comm_hooks``: how a bucket is summed, exactly or approximately
+- ``join``: ranks with unequal numbers of batches
+- ``static_graph``: steps that use the same parameters each time
+
+Imports ``sharding``, ``backward_pass``, ``held_params``, ``nested`` and ``protocol``.
 """
 
 from dlo_lib.parallel.ddp.wrapper import DDP

@@ -1,9 +1,11 @@
 """Expert parallelism: each rank stores a part of the experts of every mixture-of-experts layer, and tokens
 travel to the ranks of their experts and back.
 
-``dispatch`` is the exchange of tokens as autograd functions. ``apply`` cuts the experts of a model in place.
-``wrapper`` implements the protocol of wrappers, around DDP or FSDP. The room imports ``mesh``, ``protocol``
-and ``sharding``, and ``models`` for the layer.
+- ``dispatch``: the exchange of tokens as autograd functions
+- ``apply``: cuts the experts of a model in place
+- ``wrapper``: implements the protocol of wrappers, around DDP or FSDP
+
+Imports ``materialize``, ``protocol``, ``sharding``, and ``dlo_lib.models`` for the layer.
 
 Papers: GShard (arXiv:2006.16668), Switch Transformer (arXiv:2101.03961), DeepSeek-V3 (arXiv:2412.19437).
 """

@@ -2,11 +2,29 @@
 one all-reduce in forward and one in backward. With sequence parallelism, the norms and dropouts compute on
 parts of the sequence, and a reduce-scatter and an all-gather replace each all-reduce.
 
-``functions`` has the communication as autograd functions. ``async_tp`` has it in pieces that travel during
-the products. ``linear``, ``embedding`` and ``cross_entropy`` are
-the layers. ``style`` defines how a module is cut, ``styles`` has the styles of known models, ``apply`` cuts a
-model in place, and ``wrapper`` implements the protocol of wrappers. ``dropout`` has the random numbers.
-Imports ``sharding`` and the modules of ``parallel``, and no other room of it.
+The communication:
+
+- ``exchange``: the collectives on one dimension of a tensor
+- ``functions``: the same as autograd functions
+- ``async_tp``: the same in pieces that travel during the products
+
+The layers:
+
+- ``linear``: linear layers cut by rows or by columns
+- ``embedding``: an embedding cut by rows
+- ``cross_entropy``: the loss of logits whose vocabulary is cut
+- ``dropout``: random numbers that differ between ranks
+
+The model:
+
+- ``layout``: how the parameters are cut, by name
+- ``style``: how one module is cut
+- ``styles``: the styles of known models
+- ``apply``: cuts a model in place
+- ``wrapper``: implements the protocol of wrappers
+
+Imports ``sharding``, ``held_params``, ``materialize``, ``mesh`` and ``protocol``, and ``dlo_lib.comm``,
+``data``, ``kernels``, ``models`` and ``optim``.
 
 Papers: M. Shoeybi et al., Megatron-LM (arXiv:1909.08053); V. Korthikanti et al., sequence parallelism
 (arXiv:2205.05198).

@@ -1,9 +1,12 @@
 """ZeRO stages 1 and 2: every rank holds the whole parameters. Stage 1 shards the optimiser state, stage 2
 also the gradients.
 
-``flat_params`` assigns the parameters to ranks, ``optimizer`` is stage 1, ``sharded_ddp`` is stage 2, and
-``state_dict`` converts the state to the format of an unsharded optimiser. Imports ``sharding`` and
-``backward_pass``.
+- ``optimizer``: stage 1
+- ``flat_params``: assigns the parameters to ranks
+- ``sharded_ddp``: stage 2
+- ``state_dict``: converts the state to the format of an unsharded optimiser
+
+Imports ``sharding``, ``backward_pass``, ``held_params`` and ``protocol``.
 """
 
 from dlo_lib.parallel.zero.optimizer import ShardedOptimizer
