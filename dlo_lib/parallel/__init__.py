@@ -30,8 +30,8 @@ What they share:
 - ``checkpoint``: sharded checkpoints
 - ``flat_part``: a range of a tensor, described to PyTorch's checkpoints
 
-A form imports ``sharding`` and modules of this folder, but no other form. The folder imports ``comm``,
-``data``, ``kernels``, ``models`` and ``optim``.
+A form imports ``sharding`` and modules of this folder, but no other form. The modules of this folder
+import ``models`` and ``optim``.
 """
 
 from dlo_lib.parallel.ddp import DDP

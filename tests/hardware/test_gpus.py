@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 import tomllib
 from pathlib import Path
 
@@ -12,10 +13,11 @@ from dlo_lib.errors import UserError
 from dlo_lib.hardware import gpu, gpus
 
 GIB = 2**30
+TABLE = tomllib.loads(Path(dlo_lib.hardware.__file__).with_name("gpus.toml").read_text())
 
 
 def test_the_gpus_of_the_course_are_known_by_name():
-    assert list(gpus()) == ["v100-16", "v100-32", "a100-40", "a100-80", "h100-80", "h200"]
+    assert {"v100-16", "v100-32", "a100-40", "a100-80", "h100-80", "h200"} <= set(gpus())
     assert gpu("A100-80") is gpu("a100-80")
     assert all(name == known.name for name, known in gpus().items())
 
@@ -26,10 +28,8 @@ def test_an_unknown_gpu_raises_with_the_nearest_names():
 
 
 def test_every_figure_has_its_source():
-    file = Path(dlo_lib.hardware.__file__).with_name("gpus.toml")
-    table = tomllib.loads(file.read_text())
-    assert set(table["reserved"]) - {"sources"} == set(table["reserved"]["sources"])
-    for row in table["gpu"].values():
+    assert set(TABLE["reserved"]) - {"sources"} == set(TABLE["reserved"]["sources"])
+    for row in TABLE["gpu"].values():
         figures = set(row) - {"sources", "title", "nvlink", "pcie"} | {"links"}
         assert figures == set(row["sources"])
         assert all(len(source) > 20 for source in row["sources"].values())
@@ -37,9 +37,7 @@ def test_every_figure_has_its_source():
 
 @pytest.mark.parametrize("known", gpus().values(), ids=lambda known: known.name)
 def test_usable_memory_is_visible_memory_less_context_and_nccl(known):
-    boxed = {"v100-16": 16, "v100-32": 32, "a100-40": 40, "a100-80": 80, "h100-80": 80, "h200": 141}[
-        known.name
-    ]
+    boxed = int(re.search(r"(\d+) GB", known.title)[1])
     assert known.memory_bytes < boxed * GIB, "CUDA reports less than the nominal memory"
     assert abs(known.memory_bytes - known.usable_bytes - 1.5 * GIB) <= 1
 
@@ -49,15 +47,19 @@ def test_peaks_are_dense_and_halve_when_the_width_doubles(known):
     tensor_cores = [known.peak_flops[dtype] for dtype in ("fp8", "fp16", "tf32") if dtype in known.peak_flops]
     for narrow, wide in itertools.pairwise(tensor_cores):
         assert narrow / wide == pytest.approx(2, rel=2e-3)
-    assert known.peak_flops["fp16"] < 1000e12, "a larger figure would be with sparsity"
 
 
-def test_bf16_starts_with_ampere_and_fp8_with_hopper():
-    assert [name for name, known in gpus().items() if "bf16" not in known.peak_flops] == [
-        "v100-16",
-        "v100-32",
-    ]
-    assert [name for name, known in gpus().items() if "fp8" in known.peak_flops] == ["h100-80", "h200"]
+@pytest.mark.parametrize("known", gpus().values(), ids=lambda known: known.name)
+def test_a_generation_has_the_formats_of_the_earlier_ones(known):
+    formats = set(known.peak_flops)
+    assert {"fp32", "fp16"} <= formats
+    assert ("bf16" in formats) == ("tf32" in formats), "both came with Ampere"
+    assert "fp8" not in formats or "bf16" in formats
+    if "tf32" in formats:  # since Ampere, data sheets show figures with sparsity too
+        assert re.search("dense|sparsity", TABLE["gpu"][known.name]["sources"]["peak_flops"])
+
+
+def test_a_format_that_a_gpu_lacks_is_refused_with_those_that_it_has():
     with pytest.raises(UserError, match="v100-32 has no native bf16: use fp32 or fp16"):
         gpu("v100-32").peak("bf16")
     assert gpu("a100-40").peak("bf16") == 312e12
@@ -75,5 +77,6 @@ def test_each_generation_is_faster_in_every_figure():
 def test_a_gpu_is_immutable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         gpu("h200").memory_bytes = 0
+    number = len(gpus())
     gpus().clear()
-    assert len(gpus()) == 6, "the caller gets a copy of the table"
+    assert len(gpus()) == number > 0, "the caller gets a copy of the table"
