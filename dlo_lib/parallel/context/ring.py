@@ -2,9 +2,10 @@
 
 Each step of the forward, on every rank:
 
-    start to send the block of this step to the next rank, and to receive the next block from the previous
-    rank compute attention of the local queries to the block, and merge it (online softmax) wait for the
-    messages
+    1. Start to send the block of this step to the next rank, and to receive the block of the next step
+       from the previous rank.
+    2. Compute the attention of the local queries to the block, and merge it (online softmax).
+    3. Wait for the messages.
 
 The backward repeats the exchange. A block of gradients dk, dv starts on the rank after the owner, which
 computes the first contribution of another rank, follows its block, and arrives at its owner after N - 1

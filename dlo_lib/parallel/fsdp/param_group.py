@@ -1,8 +1,9 @@
 """One unit of FSDP: the shards of its parameters, their all-gather, and the reduce-scatter of their
 gradients.
 
-``FSDPParamGroup`` holds the operations; ``fsdp`` decides when they run. The methods have the names of
-PyTorch's ``FSDPParamGroup`` where they do the same.
+``FSDPParamGroup`` holds the operations. ``unit_schedule`` decides when a unit is gathered and freed, and
+``sharding.grad_reduction`` when its gradients are reduced. The methods have the names of PyTorch's
+``FSDPParamGroup`` where they do the same.
 
 Each parameter is cut along its first dimension d0 into N parts of ceil(d0/N) rows; the last parts may be
 padded or empty. Rank r stores part r of every parameter, concatenated. One all-gather collects all parts of
