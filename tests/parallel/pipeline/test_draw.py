@@ -5,11 +5,12 @@ import pytest
 from matplotlib import pyplot
 
 from dlo_lib.parallel.pipeline.draw import as_text, draw
-from dlo_lib.parallel.pipeline.schedules import afab, interleaved, one_f_one_b, zb_h1, zb_h2, zb_v
+from dlo_lib.parallel.pipeline.schedules import make_schedule, one_f_one_b, zb_h1
 from dlo_lib.parallel.pipeline.simulate import Costs, Simulation, simulate
+from dlo_lib.parallel.pipeline.table import ScheduleKind
 
 matplotlib.use("agg")
-TABLES = [afab(3, 5), one_f_one_b(4, 8), interleaved(4, 8, 2), zb_h1(4, 8), zb_h2(4, 8), zb_v(4, 8)]
+TABLES = [make_schedule(kind, 4, 8) for kind in ScheduleKind]
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)

@@ -20,7 +20,7 @@ from dlo_lib.parallel.pipeline.llama import LlamaStage, build_pipeline
 from dlo_lib.parallel.pipeline.partition import counted_costs, partition
 from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.parallel.pipeline.simulate import simulate
-from dlo_lib.parallel.pipeline.table import F
+from dlo_lib.parallel.pipeline.table import F, ScheduleKind
 
 STEPS = 3
 CONFIG = replace(
@@ -34,16 +34,7 @@ CONFIG = replace(
     vocab_size=61,
 )
 UNTIED = replace(CONFIG, tied_embeddings=False)
-MAKERS = {
-    "naive": schedules.naive,
-    "afab": schedules.afab,
-    "1f1b": schedules.one_f_one_b,
-    "interleaved": lambda ranks, micro_batches: schedules.interleaved(ranks, micro_batches, 2),
-    "zb-h1": schedules.zb_h1,
-    "zb-h2": schedules.zb_h2,
-    "zb-v": schedules.zb_v,
-    "dualpipe-v": schedules.dualpipe_v,
-}
+MAKERS = {kind.value: functools.partial(schedules.make_schedule, kind) for kind in ScheduleKind}
 
 
 def batches(micro_batches: int, step: int, seed: int = 0):

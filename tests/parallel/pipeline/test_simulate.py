@@ -1,16 +1,18 @@
 """The simulator agrees with a clock that ticks."""
 
+import functools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlo_lib.errors import UserError
-from dlo_lib.parallel.pipeline.schedules import afab, dualpipe_v, one_f_one_b, zb_h1, zb_h2, zb_v
+from dlo_lib.parallel.pipeline.schedules import afab, make_schedule, one_f_one_b, zb_h1
 from dlo_lib.parallel.pipeline.simulate import Costs, simulate
-from dlo_lib.parallel.pipeline.table import read_csv
+from dlo_lib.parallel.pipeline.table import ScheduleKind, read_csv
 from dlo_lib.parallel.pipeline.validate import makes, uses
 
-MAKERS = [afab, one_f_one_b, zb_h1, zb_h2, zb_v, dualpipe_v]
+MAKERS = [functools.partial(make_schedule, kind) for kind in ScheduleKind]
 
 
 def ticked(schedule, costs):
