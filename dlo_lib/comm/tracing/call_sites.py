@@ -29,8 +29,8 @@ _WRAPPERS = {
     "_fn",
     "fsdp_hook_wrapper",
 }
-_DECORATORS = 2
-"""Decorators of torch that may stand between a function and its caller."""
+_BETWEEN = 2
+"""Frames of torch that may stand between a function and its caller."""
 _MODES = {"__torch_dispatch__", "__torch_function__"}
 """Methods of a mode: they pass on a call that another frame makes."""
 _INSTALLED = (sysconfig.get_path("stdlib") + os.sep, os.path.dirname(sys.executable) + os.sep)
@@ -72,16 +72,16 @@ def call_site() -> tuple[CallSite, str]:
 def _caller(frame: FrameType) -> tuple[str, int] | None:
     """Return the line of user code that called the function of ``frame``, or None if it was called otherwise.
 
-    A decorator of torch, such as ``no_grad``, may stand between them.
+    A decorator of torch, such as ``no_grad``, or the call of a module may stand between them.
     """
-    for _ in range(_DECORATORS + 1):
+    for _ in range(_BETWEEN + 1):
         if frame.f_back is None:
             return None
         frame = frame.f_back
         owner = _owner(frame.f_code.co_filename)
         if owner == _USER_CODE:
             return frame.f_code.co_filename, frame.f_lineno
-        if owner != _TORCH_CODE or frame.f_code.co_name not in _WRAPPERS:
+        if owner != _TORCH_CODE:
             return None
     return None
 
