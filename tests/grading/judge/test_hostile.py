@@ -131,7 +131,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A checkout with only this lab."""
     folder = tmp_path_factory.mktemp("checkout")
     shutil.copytree(HOME, folder, dirs_exist_ok=True)
-    (folder / "labs").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DLO_COURSE", str(folder))
         yield folder
