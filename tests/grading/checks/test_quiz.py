@@ -15,6 +15,7 @@ from dlo_lib.grading.judge.report import check_report
 from dlo_lib.grading.lab.course import QUIZ_ANSWERS_FILE
 from dlo_lib.grading.lab.declared import declared_answers
 from dlo_lib.grading.lab.quiz_answers import quiz_answers_text, read_quiz_answers
+from tests.grading.two_folders import write_lab
 
 QUIZ = {"q1": Question("What limits data parallelism?", {"a": "memory", "b": "ranks"})}
 ANSWERS = {"q1": Answer("a", " ".join(["every rank", "holds the whole model"]))}
@@ -61,22 +62,21 @@ def test_a_text_that_another_hidden_check_has_formatted_stays_hidden():
     assert "student" not in report.published
 
 
-def declared(folder: Path, answers: str) -> dict[str, Answer]:
-    (folder / "lab.toml").write_text(LAB)
-    (folder / "hidden.py").write_text(f"ANSWERS = {{{answers}}}\n")
-    return declared_answers(folder)
+def source(root: Path, answers: str) -> Path:
+    return write_lab(root, "90_quiz", {"lab.toml": LAB, "hidden.py": f"ANSWERS = {{{answers}}}\n"})
 
 
 def test_the_answers_are_read_without_running_the_hidden_checks(tmp_path):
     given = '"q1": Answer("a", "every rank " "holds it"), "q2": Answer(option="b", why="and more")'
-    assert declared(tmp_path, given) == {
+    folder = source(tmp_path, given)
+    assert declared_answers(folder) == {
         "q1": Answer("a", "every rank holds it"),
         "q2": Answer("b", "and more"),
     }
     file = tmp_path / QUIZ_ANSWERS_FILE
-    file.write_text(text := quiz_answers_text(tmp_path))
+    file.write_text(text := quiz_answers_text(folder))
     assert "every rank" not in text  # no reader sees it by accident
-    assert read_quiz_answers(tmp_path) == declared_answers(tmp_path)
+    assert read_quiz_answers(tmp_path) == declared_answers(folder)
     file.write_text(text[:40])
     with pytest.raises(UserError, match="damaged: `dlo lab` restores it"):
         read_quiz_answers(tmp_path)
@@ -87,7 +87,7 @@ def test_the_answers_are_read_without_running_the_hidden_checks(tmp_path):
 )
 def test_an_answer_that_is_missing_or_no_literal_is_refused(tmp_path, second):
     with pytest.raises(UserError, match="must have 'q2': Answer.*no f-string"):
-        declared(tmp_path, f'"q1": Answer("a", "why"), {second}')
+        declared_answers(source(tmp_path, f'"q1": Answer("a", "why"), {second}'))
 
 
 def test_an_answer_to_no_question_is_refused():

@@ -17,6 +17,7 @@ import pytest
 from dlo_lib.errors import UserError
 from dlo_lib.grading.classroom.course_access import enter_course
 from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
+from dlo_lib.grading.classroom.publication import fill_source
 from tests.grading.other_user import command_of
 from tests.grading.small_class import LAB, hand_in, right, small_lab, wrong_scale
 
@@ -121,6 +122,7 @@ class TestGraders:
         shutil.copytree(checkout, source)
         monkeypatch.setenv("DLO_COURSE", str(source))
         course = create_course(graders / "course", students=["emmy", "sofia"], group=GROUP)
+        fill_source(open_course(course), small_lab().info)
         os.umask(0o022)
         assert mode(course) == 0o2770
         assert as_user(STUDENT, graders, source, "ls", str(course)).returncode != 0

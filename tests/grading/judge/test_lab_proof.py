@@ -314,7 +314,8 @@ def test_a_lab_is_refused_in_one_line(root: Path) -> None:
 
 @pytest.fixture
 def unreleased(course: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> NbGraderAPI:
-    """A course of the checkout ``root``."""
+    """A course of the checkout ``root``, which has one lab."""
+    shutil.rmtree(course / "source" / "92_sharded")
     monkeypatch.setenv("DLO_COURSE", str(root))
     (course / "solutions").unlink()
     (course / "solutions").symlink_to(root / "solutions")
