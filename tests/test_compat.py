@@ -210,7 +210,8 @@ def test_a_run_that_cannot_begin_is_an_error_and_changes_nothing(compat, env, mo
 def test_the_suite_of_this_environment_is_a_pair_of_the_table(compat, env, table, monkeypatch, tmp_path):
     """`make test` runs all labs and rooms on the pinned pair; compat need not run them once more."""
     lab = sorted(path.parent.name for path in (ROOT / "labs").glob("*/lab.toml"))[0]
-    (tmp_path / "suite").write_text("".join(json.dumps(row) + "\n" for row in of_lab(lab)))
+    rows = [*of_lab(lab), result(f"{NOTEBOOKS}::test_what_the_text_says[x]")]
+    (tmp_path / "suite").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "other").write_text(json.dumps(result("tests/test_house.py::test_x")) + "\n")
     written: list[Any] = []
     monkeypatch.setattr(compat, "is_venv", lambda pair: pair == env.Pair("2.13.0", (3, 11)))
@@ -220,6 +221,7 @@ def test_the_suite_of_this_environment_is_a_pair_of_the_table(compat, env, table
     monkeypatch.setattr(compat.compat_table, "write", written.append)
     compat.add_suite(tmp_path / "suite")
     (column,) = written[0].values()
+    assert column["labs"].keys() == {lab}
     assert column["labs"][lab]["notebook"] == "passed"
     assert column["whole"] is None
     for name, says in (("other", "has no test of a lab"), ("absent", "No such file or directory")):
