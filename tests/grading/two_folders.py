@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from dlo_lib.grading.lab.course import given_folder
-from dlo_lib.grading.lab.release import NEVER
+from dlo_lib.grading.lab.release import home_of
 
 
 def place_of(source: Path, name: str) -> Path:
     """The path of the file ``name`` of the lab with this ``source`` folder; its folder is created."""
-    of_instructor = name in NEVER or name == f"{source.name}.py"
-    path = (source if of_instructor else given_folder(source)) / name
+    path = home_of(source, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 

@@ -27,7 +27,7 @@ from dlo_lib.grading.judge.cells import Submission
 from dlo_lib.grading.judge.judge import Judge, judge_answer, open_submission
 from dlo_lib.grading.judge.report import GRADED, Report, overall_status
 from dlo_lib.grading.judge.unused_messages import GuardedJudge
-from dlo_lib.grading.lab.course import course_root, source_labs
+from dlo_lib.grading.lab.course import source_labs
 from dlo_lib.grading.lab.lint import lint_lab
 from dlo_lib.grading.lab.modules import LabChecks, load_checks
 from dlo_lib.grading.lab.mutants import Idle, Mutant, idle_answer, read_mutants
@@ -220,7 +220,7 @@ def in_step_faults(lab: LabSource) -> list[str]:
 
 def leak_faults(lab: LabSource) -> list[str]:
     """Return the files of ``labs/`` that hold a hidden check, a mutant, a source or an answer."""
-    folder = course_root() / "labs" / lab.info.directory
+    folder = lab.given
     names = sorted(present_files(folder))
     faults = [
         f"{folder / name} must never be released"
@@ -346,7 +346,7 @@ def needs_faults(lab: LabSource) -> list[str]:
 
 def size_faults(lab: LabSource) -> list[str]:
     """A lab has few files, so that its author and its reader keep an overview."""
-    files = [path for folder in (lab.folder, lab.given) for path in folder.rglob("*")]
+    files = [path for folder in lab.folders for path in folder.rglob("*")]
     number = sum(path.suffix in (".py", ".toml") for path in files)
     if number <= MAX_FILES:
         return []

@@ -51,6 +51,6 @@ def _loads_dynamo(lab: LabSource) -> bool:
     """Whether the lab's text or its checks name something that makes torch load its
     compiler, as optimizers do."""
     texts = [cell.source for cell in lab.cells]
-    files = [path for folder in (lab.folder, lab.given) for path in sorted(folder.rglob("*.py"))]
+    files = [path for folder in lab.folders for path in sorted(folder.rglob("*.py"))]
     texts += [path.read_text(encoding="utf-8", errors="replace") for path in files]
     return any(LOADS_DYNAMO.search(text) for text in texts)

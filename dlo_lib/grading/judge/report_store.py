@@ -75,7 +75,7 @@ def lab_key(lab: LabSource, secret: str, sandbox: str) -> str:
     Files that are built from the lab's text do not count.
     """
     parts = [
-        *(_tree(folder, keep=_is_source) for folder in (lab.folder, lab.given)),
+        *(_tree(folder, keep=_is_source) for folder in lab.folders),
         _library(),
         secret,
         sandbox,

@@ -12,7 +12,7 @@ from pathlib import Path
 from dlo_lib.errors import UserError
 from dlo_lib.files import write_text
 from dlo_lib.grading.lab.course import LAB_FILE, course_root, given_folder, source_labs
-from dlo_lib.grading.lab.release import NEVER
+from dlo_lib.grading.lab.release import home_of
 from dlo_lib.text import tr
 
 TEMPLATE = Path(__file__).parent / "template"
@@ -65,7 +65,7 @@ def new_lab(directory: str, title: str = "") -> Path:
     }
     texts = _rendered(directory, values)
     for path, text in texts.items():
-        place = (folder if path in (*NEVER, f"{directory}.py") else given) / path
+        place = home_of(folder, path)
         place.parent.mkdir(parents=True, exist_ok=True)
         write_text(place, text)
     return folder

@@ -11,7 +11,7 @@ contains nothing else, even if the folder does.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from nbformat import NotebookNode
@@ -75,12 +75,7 @@ def released_files(lab: LabInfo) -> dict[str, bytes]:
         UserError: the source breaks a rule of the layout, lacks a file, or would release
             what students must not have.
     """
-    folder = source_folder(lab)
-    given = given_folder(folder)
-    files = {lab.notebook: notebook_text(release_notebook(folder)), **_built_texts(lab, folder)}
-    return {name: text.encode() for name, text in files.items()} | {
-        name: (given / name).read_bytes() for name in given_files(lab, given)
-    }
+    return _files(lab, release_notebook)
 
 
 def given_files(lab: LabInfo, given: Path) -> list[str]:
@@ -93,16 +88,30 @@ def given_files(lab: LabInfo, given: Path) -> list[str]:
     return [LAB_FILE, *checks, *imported_files(lab, given)]
 
 
-def _built_texts(lab: LabInfo, folder: Path) -> dict[str, str]:
-    """The texts of ``BUILT_FILES``, from the lab's source in ``folder``."""
+def _files(lab: LabInfo, make_notebook: Callable[[Path], NotebookNode]) -> dict[str, bytes]:
+    """What is built of the lab, with the notebook that ``make_notebook`` makes of the source folder, and what
+    is edited in ``labs/NN_name/``."""
+    folder = source_folder(lab)
+    given = given_folder(folder)
     source = read_lab(folder)
     if wide := width_faults(source):
         raise UserError(f"{text_source(folder)}: {wide[0]}")
-    return {
+    built = {
+        lab.notebook: notebook_text(make_notebook(folder)),
         REFERENCES_FILE: references_text(source),
         IN_GRADING_FILE: in_grading_text(folder),
         QUIZ_ANSWERS_FILE: quiz_answers_text(folder),
     }
+    return {name: text.encode() for name, text in built.items()} | {
+        name: (given / name).read_bytes() for name in given_files(lab, given)
+    }
+
+
+def home_of(source: Path, name: str) -> Path:
+    """Where the file ``name`` of a lab is edited: in ``source``, which is ``solutions/NN_name``, what only an
+    instructor has; in ``labs/NN_name`` the rest."""
+    of_instructor = name in (*NEVER, text_source(source).name)
+    return (source if of_instructor else given_folder(source)) / name
 
 
 def write_release(lab: LabInfo, folder: Path) -> None:
@@ -123,13 +132,13 @@ def release_lab(lab: LabInfo) -> Path:
         UserError: as :func:`released_files`, or a file is in the wrong folder; then nothing was written.
     """
     files = released_files(lab)
-    target = course_root() / "labs" / lab.directory
+    target = given_folder(source_folder(lab))
     if misplaced := misplaced_files(lab, files):
         raise UserError(misplaced[0])
-    for name, content in files.items():
-        if not (target / name).is_file() or (target / name).read_bytes() != content:
+    for name in (lab.notebook, *BUILT_FILES):
+        if not (target / name).is_file() or (target / name).read_bytes() != files[name]:
             with write_aside(target / name) as aside:
-                aside.write_bytes(content)
+                aside.write_bytes(files[name])
     return target
 
 
@@ -169,11 +178,7 @@ def write_source(lab: LabInfo, folder: Path) -> None:
     Raises:
         UserError: as :func:`released_files`; then nothing was written.
     """
-    source = source_folder(lab)
-    given = given_folder(source)
-    texts = {lab.notebook: notebook_text(source_notebook(source)), **_built_texts(lab, source)}
-    files = {name: text.encode() for name, text in texts.items()}
-    files |= {name: (given / name).read_bytes() for name in given_files(lab, given)}
+    files = _files(lab, source_notebook)
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         with write_aside(folder / name) as aside:
@@ -195,7 +200,7 @@ def check_in_step(lab: LabInfo) -> list[str]:
     """What differs between ``labs/NN_name/`` and what would be built there, and the files in a wrong folder,
     one line each with the cure; empty when the lab is in step."""
     files = released_files(lab)
-    target = course_root() / "labs" / lab.directory
+    target = given_folder(source_folder(lab))
     present = present_files(target)
     lines = misplaced_files(lab, files)
     lines += [f"{target / name} is missing: {CURE}" for name in files.keys() - present]

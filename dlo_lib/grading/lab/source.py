@@ -107,6 +107,11 @@ class LabSource:
     cells: tuple[Cell, ...]
 
     @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders with the lab's files; one in a student's installation."""
+        return tuple(dict.fromkeys((self.folder, self.given)))
+
+    @property
     def questions(self) -> tuple[str, ...]:
         """The graded questions, in order."""
         return tuple(cell.id.removeprefix(TEST_PREFIX) for cell in self.cells if cell.kind is CellKind.TEST)

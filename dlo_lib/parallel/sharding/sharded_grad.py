@@ -83,13 +83,10 @@ class ShardedGrad(Tensor):
 
 
 def plain(grad: Tensor) -> Tensor:
-    """Return the part of ``grad`` that this rank holds as a plain tensor with the same memory.
-
-    A fake tensor stays one: before PyTorch 2.10, it cannot become a plain tensor.
-    """
+    """Return the part of ``grad`` that this rank holds as a plain tensor with the same memory. A fake tensor
+    stays one."""
     with torch._C.DisableTorchFunctionSubclass():
-        part = local_grad(grad).detach()
-        return part.as_subclass(Tensor) if isinstance(part, ShardedGrad) else part  # type: ignore[arg-type]
+        return local_grad(grad).detach()
 
 
 def plain_part(grad: Tensor) -> Tensor:
