@@ -8,6 +8,7 @@ All experts together hold E times the parameters of one, but a token uses only k
 token are those of ``GateWeights``. A *shared expert* (DeepSeekMoE) processes every token.
 
 Without a counterforce, the router soon prefers a few experts. Three remedies:
+
 - The *balance loss* (Switch Transformer): E * sum over e of f_e P_e, where f_e is the share of the choices
   that went to expert e and P_e is the mean probability of e. It is 1 with equal loads, and E if one expert
   receives everything with probability 1. Its gradient reaches the router only through P_e.
