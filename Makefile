@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Tests wait for time limits and virtual clusters: three processes keep two cores busy.
 JOBS ?= 3
 
-.PHONY: help lab test test-fast test-newest kernels compat combinations proofs slurm-faults slurm-stranger hub gpu lint course grade labs bench machines format setup setup-dev python
+.PHONY: help lab test test-fast test-newest kernels compat combinations proofs slurm-faults slurm-stranger hub gpu lint docs course grade labs bench machines format setup setup-dev python
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,8 +39,8 @@ lint: setup-dev ## style and types
 compat: setup-dev ## all labs and the parallel forms on each promised PyTorch and Python; writes COMPATIBILITY.md (ARGS=2.8: one)
 	@exec $(BIN)/python deploy/compat.py $(ARGS)
 
-course: setup-dev ## every reference lab at full size
-	@exec $(BIN)/python -m pytest tests/labs/test_notebooks_run.py --full-size $(ARGS)
+course: setup-dev ## every reference lab at full size, through nbval; ARGS="-k 15_fsdp": one
+	@exec $(BIN)/python -m pytest --nbval-lax solutions $(ARGS)
 
 combinations: setup-dev ## every tested combination of tensor, pipeline, data, context and expert parallelism
 	@exec $(BIN)/python -m pytest -n 0 -s --every-combination --full-size tests/parallel/test_combinations.py tests/profiling/test_measure_mesh.py tests/train/test_other_plan.py $(ARGS)
@@ -70,6 +70,9 @@ labs: setup ## build the notebooks in labs/ from the texts in solutions/
 NAME ?= launch
 bench: setup-dev ## one comparison with a peer: make bench NAME=ddp
 	@exec $(BIN)/python -m benchmarks $(NAME) $(ARGS)
+
+docs: setup-dev ## the documentation in build/docs, which opens without a network (LANGUAGE=fr: in French)
+	@exec $(BIN)/python deploy/docs.py $(if $(filter command,$(firstword $(origin LANGUAGE))),--language $(LANGUAGE)) $(ARGS)
 
 machines: ## the README's commands on machines that lack things (root, mmdebstrap): make machines ARGS="offline full-disk"
 	@exec $(PYTHON3) -B tests/machines $(ARGS)

@@ -126,7 +126,13 @@ class Summary:
 def used() -> float:
     """Seconds of CPU time of this process and its descendants, those that ended and those that live."""
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system + _living(os.getpid())
+    return (
+        times.user
+        + times.system
+        + times.children_user
+        + times.children_system
+        + sum(descendants(os.getpid()).values())
+    )
 
 
 def machine() -> float:
@@ -148,8 +154,9 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def _living(root: int) -> float:
-    """Seconds of the living descendants of ``root``, with those of their children that they waited for."""
+def descendants(root: int) -> dict[int, float]:
+    """The living descendants of the process ``root``: process id → seconds of CPU time, with those of its
+    children that it waited for."""
     seconds: dict[int, float] = {}
     children: dict[int, list[int]] = defaultdict(list)
     for folder in os.listdir("/proc"):
@@ -162,9 +169,9 @@ def _living(root: int) -> float:
         fields = text.rpartition(")")[2].split()
         children[int(fields[1])].append(int(folder))
         seconds[int(folder)] = sum(map(int, fields[11:15])) / TICKS
-    total, todo = 0.0, [root]
+    found, todo = {}, [root]
     while todo:
         below = children[todo.pop()]
         todo += below
-        total += sum(seconds[pid] for pid in below)
-    return total
+        found |= {pid: seconds[pid] for pid in below}
+    return found

@@ -3,8 +3,8 @@ without an error in any cell, with full marks, and with figures that can be read
 checks of the standard library's form holds.
 
 Sizes are reduced by the variables that lab.toml lists, and the kernels are forked from a process that has
-imported torch, as are their ranks and trainings. `make course` runs the same with --full-size, in kernels
-started as usual.
+imported torch, as are their ranks and trainings. `make course` runs the same at full size, in kernels started
+as usual, through nbval (``reference_notebooks``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
 import select
 import socket
 import subprocess
@@ -29,12 +28,10 @@ from nbclient import NotebookClient
 from dlo_lib.grading.lab.course import LabInfo, source_labs
 from dlo_lib.grading.lab.release import write_release
 from dlo_lib.grading.lab.source import source_folder, source_notebook
+from tests.labs.notebook_rules import below_full_marks, faults_of_figures, unlike_the_text, write_startup
 from tests.labs.warm_python import write_warm_python
 
 CELL_SECONDS = 600  # far above the 90 s a whole lab may take: it ends a run that hangs
-INSTEAD = re.compile(r"^lab\.check\(.*\binstead=", re.MULTILINE)
-VERDICT = re.compile(r"\A\w+: [\d.]+ of [\d.]+ points")
-ROW = re.compile(r"^  ([✓✗]) (.+?) +[\d.]+/[\d.]+", re.MULTILINE)
 
 
 class ForkedKernel:
@@ -93,17 +90,15 @@ def zygote() -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("lab", source_labs(), ids=lambda lab: lab.directory)
 def test_reference_notebook_runs(
-    lab: LabInfo, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    lab: LabInfo, tmp_path: Path, zygote: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_release(lab, tmp_path)
-    if not request.config.getoption("--full-size"):
-        zygote = request.getfixturevalue("zygote")
-        monkeypatch.setattr(local_provisioner, "launch_kernel", functools.partial(ForkedKernel, zygote))
-        for name, value in lab.reduced.items():
-            monkeypatch.setenv(name, value)
-    faults = recorded_faults(tmp_path, monkeypatch)
-    if not request.config.getoption("--full-size"):
-        warm_trainings(tmp_path)
+    monkeypatch.setattr(local_provisioner, "launch_kernel", functools.partial(ForkedKernel, zygote))
+    for name, value in lab.reduced.items():
+        monkeypatch.setenv(name, value)
+    record = write_startup(tmp_path)
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / ".ipython"))
+    warm_trainings(tmp_path)
     # the released one, with the solutions in
     notebook = source_notebook(source_folder(lab))
     execute(notebook, tmp_path)
@@ -113,10 +108,7 @@ def test_reference_notebook_runs(
     assert ran == list(range(1, len(ran) + 1))
     assert list(below_full_marks(notebook)) == []
     assert list(unlike_the_text(notebook)) == []
-    figures = [json.loads(line) for line in faults.read_text().splitlines()] if faults.exists() else []
-    assert figures or not (tmp_path / "figures.py").exists()
-    found = [f"{figure['text'].split('. ')[0]}: {fault}" for figure in figures for fault in figure["faults"]]
-    assert not found, "\n".join(found)
+    assert list(faults_of_figures(record, tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -170,47 +162,3 @@ def warm_trainings(folder: Path) -> None:
     write_warm_python(python, trainings_socket())
     startup = folder / ".ipython" / "profile_default" / "startup"
     (startup / "python.py").write_text(f"import sys; sys.executable = {str(python)!r}")
-
-
-def recorded_faults(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The kernels started from now on write the faults of their figures to the file returned."""
-    startup = folder / ".ipython" / "profile_default" / "startup"
-    startup.mkdir(parents=True)
-    target = folder / ".faults.jsonl"
-    source = Path(__file__).with_name("figure_faults.py")
-    begin = f"import runpy; runpy.run_path({str(source)!r})['record_faults']({str(target)!r})"
-    (startup / "faults.py").write_text(begin)
-    monkeypatch.setenv("IPYTHONDIR", str(folder / ".ipython"))
-    return target
-
-
-def below_full_marks(notebook: nbformat.NotebookNode) -> Iterator[str]:
-    """The headings of the checks whose points are not all of those that the notebook can give."""
-    for cell in notebook.cells:
-        if cell.cell_type != "code" or not cell.metadata.get("nbgrader", {}).get("grade"):
-            continue
-        texts = [output.data["text/plain"] for output in cell.outputs if "data" in output]
-        if not any("All checks pass" in text for text in texts):
-            yield f"{cell.metadata.nbgrader.grade_id}: {texts}"
-
-
-def unlike_the_text(notebook: nbformat.NotebookNode) -> Iterator[str]:
-    """Where ``lab.check(..., instead=...)`` shows another result than the text before the cell says.
-
-    A standard form passes all checks, except those whose titles this text has between “ and ”: they fail.
-    """
-    text = ""
-    for cell in notebook.cells:
-        text = cell.source if cell.cell_type == "markdown" else text
-        checks = len(INSTEAD.findall(cell.source)) if cell.cell_type == "code" else 0
-        if not checks:
-            continue
-        shown = [output.data["text/plain"] for output in cell.outputs if "data" in output]
-        verdicts = [each for each in shown if VERDICT.match(each)]
-        if len(verdicts) != checks:
-            yield f"{cell.id}: {len(verdicts)} verdicts of {checks} checks: {shown}"
-        named = {" ".join(title.split()) for title in re.findall("“([^”]+)”", text)}
-        for verdict in verdicts:
-            for mark, title in ROW.findall(verdict):
-                if (mark == "✗") != (title in named):
-                    yield f"{cell.id}: {mark} {title}. The text before names {named or 'no check'}: {verdict}"
