@@ -112,7 +112,7 @@ def require_linux() -> None:
         raise SetupError(
             f"the labs run on Linux, and this is {platform.system()}: "
             "open this folder in its container with Docker Desktop, VS Code or "
-            'Codespaces, or use WSL2 (README.md, "On macOS and Windows")'
+            'Codespaces, or use WSL2 (docs/install.md, "On macOS and Windows")'
         )
 
 

@@ -48,7 +48,7 @@ from dlo_lib.errors import EXIT_BAD_INPUT
 
 OTHER_SYSTEMS = (
     "open the course in its container (Docker Desktop, VS Code, Codespaces) or use WSL2; "
-    'README.md, "On macOS and Windows"'
+    'docs/install.md, "On macOS and Windows"'
 )
 
 

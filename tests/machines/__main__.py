@@ -67,7 +67,7 @@ def choose(names: list[str]) -> list[str]:
 def require_means() -> None:
     if not sys.platform.startswith("linux"):
         raise CannotTry(
-            'this needs Linux: open this folder in its container (README.md, "On macOS and Windows")'
+            'this needs Linux: open this folder in its container (docs/install.md, "On macOS and Windows")'
         )
     if os.geteuid() != 0:
         raise CannotTry("mounting a root file system needs root: sudo make machines")
