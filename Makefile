@@ -49,7 +49,7 @@ proofs: setup-dev ## the proofs of every lab in full: each mutant by all checks,
 	@exec $(BIN)/python -m pytest -n $(JOBS) --every-check tests/labs/test_every_lab.py tests/grading/notebook/test_same_points.py $(ARGS)
 
 slurm-faults: setup-dev ## each command of SLURM fails in each way, on private SLURM clusters (root)
-	@exec $(BIN)/python -m pytest -n 6 --dist worksteal --every-fault tests/cluster/test_faults.py $(ARGS)
+	@exec $(BIN)/python -m pytest -n 6 --dist worksteal --every-fault tests/cluster/slurm/test_faults.py $(ARGS)
 
 slurm-stranger: setup-dev ## a training, a sweep, a chain, graders and a cancelled job at a centre unlike ours (root)
 	@exec $(BIN)/python -m pytest -n 0 tests/cluster/strangers_centre.py $(ARGS)

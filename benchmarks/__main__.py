@@ -23,8 +23,8 @@ from rich.table import Table
 
 import benchmarks
 from benchmarks.paired import Row
-from dlo_lib.errors import unknown_name
-from dlo_lib.usage import leave_with
+from dlo_lib.base.errors import unknown_name
+from dlo_lib.base.usage import leave_with
 
 _WIDTH = 180  # the width of a table that is redirected to a file
 HARNESS = {"bombs", "paired", "peaks", "phrasings", "planted_class", "replay", "sleeping", "__main__"}

@@ -24,8 +24,8 @@ from pathlib import Path
 from benchmarks.grading import DLO, LAB, _class
 from benchmarks.paired import Row, Spread
 from dlo_lib import cluster
+from dlo_lib.base.errors import UserError
 from dlo_lib.cli.grade_slurm import SlurmElements
-from dlo_lib.errors import UserError
 from dlo_lib.grading.judge.array import collect_results
 from dlo_lib.grading.judge.client import JudgeJob
 from dlo_lib.grading.judge.work_queue import WorkQueue

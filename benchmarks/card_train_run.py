@@ -19,8 +19,8 @@ import torch._inductor.compile_fx
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.card_train import CARD, EVERY, MEASURED, WARMUP, Case
+from dlo_lib.base.lifetime import die_with
 from dlo_lib.kernels import Kernels
-from dlo_lib.lifetime import die_with
 from dlo_lib.models import Llama, model_config
 from dlo_lib.optim import Precision
 from dlo_lib.profiling import measure_memory

@@ -33,10 +33,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.paired import Row, Spread
-from dlo_lib.errors import UserError
-from dlo_lib.files import write_text
-from dlo_lib.grading.classroom.nbgrader_course import STOCK_FOLDER, create_course, open_course
-from dlo_lib.grading.classroom.publication import fill_source
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import write_text
+from dlo_lib.grading.classroom.gradebook.nbgrader_course import STOCK_FOLDER, create_course, open_course
+from dlo_lib.grading.classroom.publish.publication import fill_source
 from dlo_lib.grading.lab.course import find_lab, source_labs
 from dlo_lib.grading.lab.mutants import read_mutants
 from dlo_lib.grading.lab.release import release_notebook

@@ -34,7 +34,7 @@ from tornado.httpclient import HTTPRequest
 from tornado.websocket import websocket_connect
 
 from benchmarks.paired import Row, Spread
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from tests.hub.class_on_hub import ClassOnHub, class_on_hub, missing
 
 LAB = "10_collectives"

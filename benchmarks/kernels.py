@@ -17,7 +17,7 @@ from torch import Tensor
 
 from benchmarks.paired import Row, compare, take_turns
 from dlo_lib import kernels
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.kernels.llama import summed_cross_entropy
 from dlo_lib.models import llama
 from dlo_lib.optim import step

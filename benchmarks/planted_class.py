@@ -28,7 +28,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.phrasings import blocks, independent, rephrased
-from dlo_lib.grading.classroom.fingerprints import tokens
+from dlo_lib.grading.classroom.similar.fingerprints import tokens
 from dlo_lib.grading.lab.mutants import read_mutants
 from dlo_lib.grading.lab.release import release_notebook
 from dlo_lib.grading.lab.source import LabSource, notebook_text, read_lab

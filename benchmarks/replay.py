@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dlo_lib.base.torch_compat import all_gather_single, reduce_scatter_single
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.comm.tracing.recorder import trace_collectives
-from dlo_lib.torch_compat import all_gather_single, reduce_scatter_single
 
 _IN_FLIGHT = 8
 """The number of calls in flight, approximately that of sharded steps."""

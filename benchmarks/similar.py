@@ -19,8 +19,8 @@ from pathlib import Path
 
 from benchmarks.paired import Row, Spread
 from benchmarks.planted_class import PlantedClass, planted_class
-from dlo_lib.grading.classroom.matching import compare
-from dlo_lib.grading.classroom.similarity import document, given_code, source_texts, submitted_cells
+from dlo_lib.grading.classroom.similar.matching import compare
+from dlo_lib.grading.classroom.similar.similarity import document, given_code, source_texts, submitted_cells
 from dlo_lib.grading.lab.course import find_lab, source_labs
 from dlo_lib.grading.lab.source import CellKind, LabSource, read_lab, source_folder
 

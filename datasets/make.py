@@ -2,11 +2,11 @@
 
 import sys
 
+from dlo_lib.base.errors import EXIT_BAD_INPUT, UserError
+from dlo_lib.base.text import tr
 from dlo_lib.data import Layout, Split, open_dataset
 from dlo_lib.data.open import NAMES
 from dlo_lib.data.python_corpus import corpus_file
-from dlo_lib.errors import EXIT_BAD_INPUT, UserError
-from dlo_lib.text import tr
 
 SEQ = 1024
 

@@ -57,9 +57,9 @@ NOTEBOOKS = "tests/labs/test_notebooks_run.py::test_reference_notebook_runs"
 PROOFS = "tests/labs/test_every_lab.py"
 MUTANTS = f"{PROOFS}::test_each_mutant_loses_its_points"
 ROOMS = {
-    "ddp": ["tests/parallel/test_ddp_parity.py"],
-    "zero": ["tests/parallel/test_zero_parity.py", "tests/parallel/test_zero2.py"],
-    "fsdp": ["tests/parallel/test_fsdp_parity.py"],
+    "ddp": ["tests/parallel/ddp/test_ddp_parity.py"],
+    "zero": ["tests/parallel/zero/test_zero_parity.py", "tests/parallel/zero/test_zero2.py"],
+    "fsdp": ["tests/parallel/fsdp/test_fsdp_parity.py"],
     "pipeline": [
         "tests/parallel/pipeline/test_runtime.py",
         "tests/parallel/pipeline/test_split_backward.py",
@@ -84,7 +84,7 @@ ROOMS = {
             for name in ("judge", "leaks", "rank_limits", "run_without_ranks", "time_budget", "tricks")
         ),
     ],
-    "releases": ["tests/test_torch_compat.py", "tests/test_torch_version.py"],
+    "releases": ["tests/base/test_torch_compat.py", "tests/base/test_torch_version.py"],
 }
 
 
@@ -250,8 +250,8 @@ def record(pair: Pair, torch: str, python: Path, lines: list[str], whole_s: floa
 
 def remind(torch: importlib.metadata.Distribution) -> None:
     """Print one line if the index has a newer PyTorch than the one that `dlo doctor` calls the newest."""
+    from dlo_lib.base.torch_version import release
     from dlo_lib.cli.doctor_packages import NEWEST_TORCH
-    from dlo_lib.torch_version import release
 
     if release(torch.version) > NEWEST_TORCH:
         number = ".".join(map(str, release(torch.version)))

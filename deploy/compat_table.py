@@ -141,7 +141,7 @@ def read_record(root: Path = ROOT) -> Record:
 
 def write(record: Record, root: Path = ROOT) -> None:
     """Write the record, the page, the section of the results and the line of the README."""
-    from dlo_lib.files import write_text
+    from dlo_lib.base.files import write_text
 
     results = (root / RESULTS).read_text(encoding="utf-8")
     readme = (root / README).read_text(encoding="utf-8")

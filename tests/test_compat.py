@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from dlo_lib.base.torch_version import OLDEST
 from dlo_lib.cli.doctor_packages import NEWEST_PYTHON, NEWEST_TORCH, OLDEST_PYTHON
-from dlo_lib.torch_version import OLDEST
 
 ROOT = Path(__file__).resolve().parents[1]
 PROOFS, NOTEBOOKS = "tests/labs/test_every_lab.py", "tests/labs/test_notebooks_run.py"
@@ -249,7 +249,7 @@ def run(table: ModuleType, *tests: dict[str, Any], pair: str = "2.8.0/3.12", **w
     return table.Run(pair=pair, tests=list(tests), **known | what)
 
 
-ROOMS = {"launch": ("tests/launch",), "ddp": ("tests/parallel/test_ddp_parity.py",)}
+ROOMS = {"launch": ("tests/launch",), "ddp": ("tests/parallel/ddp/test_ddp_parity.py",)}
 
 
 @pytest.fixture

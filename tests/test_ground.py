@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from dlo_lib import text
-from dlo_lib.errors import UserError, unknown_name
-from dlo_lib.files import state_dir, write_aside, write_text
+from dlo_lib.base import text
+from dlo_lib.base.errors import UserError, unknown_name
+from dlo_lib.base.files import state_dir, write_aside, write_text
 
 
 def test_an_unknown_name_offers_the_nearest():
@@ -87,7 +87,7 @@ def test_a_translation_is_placed_beside_the_english_text(tmp_path, monkeypatch):
 def test_importing_the_library_is_light():
     """`dlo --help` must not wait for torch."""
     code = (
-        "import sys, dlo_lib, dlo_lib.errors, dlo_lib.files, dlo_lib.text, dlo_lib.cli.app; "
+        "import sys, dlo_lib, dlo_lib.base.errors, dlo_lib.base.files, dlo_lib.base.text, dlo_lib.cli.app; "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -102,13 +102,13 @@ def test_importing_the_library_is_light():
             "nbgrader nbformat jupytext sqlalchemy requests torch._dynamo sympy",
         ),
         # The formgrader of each course, and the Hub's services: PyTorch is 200 MB.
-        ("dlo_lib.grading.classroom.nbgrader_course", "torch alembic"),
+        ("dlo_lib.grading.classroom.gradebook.nbgrader_course", "torch alembic"),
         # The commands of an instructor: torch takes 2 s of CPU time. The service that they start imports it,
         # and starts its zygote before.
-        ("dlo_lib.grading.classroom.batch", "torch"),
-        ("dlo_lib.grading.classroom.collection", "torch"),
-        ("dlo_lib.grading.classroom.feedback", "torch"),
-        ("dlo_lib.grading.classroom.similarity", "torch"),
+        ("dlo_lib.grading.classroom.gradebook.batch", "torch"),
+        ("dlo_lib.grading.classroom.collect.collection", "torch"),
+        ("dlo_lib.grading.classroom.feedback.feedback", "torch"),
+        ("dlo_lib.grading.classroom.similar.similarity", "torch"),
         ("dlo_lib.grading.judge.array", "torch"),
         ("dlo_lib.grading.judge.server", "torch"),
         ("dlo_lib.hub.membership", "torch"),

@@ -18,6 +18,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = ROOT / "dlo_lib"
+EVERYWHERE = "base"  # every room imports it, so no docstring names it
 _ENTRY = re.compile(r"^- ``(\w+)``: \S.*", re.MULTILINE)
 _IMPORTS = re.compile(r"\b[Ii]mport(?:s|ed)?\b(.*?)(?:[.;](?=\s|$)|\Z)", re.DOTALL)
 
@@ -68,16 +69,15 @@ def _paths(package: Path) -> Iterator[list[str]]:
 
 def _room(path: list[str], package: Path) -> str | None:
     """Return the room of ``path``: a neighbour of ``package``, or a room of the library; None for others."""
-    parent = package.parent
-    if parent != LIBRARY and path[0] == parent.name:
-        path = path[1:]
-    if parent != LIBRARY and path and path[0] in children(parent):
-        return path[0] if path[0] != package.name else None
-    return (
-        path[0]
-        if path and path[0] != package.name and (LIBRARY / path[0] / "__init__.py").is_file()
-        else None
-    )
+    own = package.relative_to(LIBRARY).parts if package.is_relative_to(LIBRARY) else (package.name,)
+    for depth in range(len(own) - 1, -1, -1):  # the nearest neighbours first
+        above = LIBRARY.joinpath(*own[:depth])
+        full = tuple(path) if tuple(path[:depth]) == own[:depth] else (*own[:depth], *path)
+        if len(full) > depth and full[depth] in children(above):
+            name = full[depth]
+            is_room = depth > 0 or (LIBRARY / name / "__init__.py").is_file()
+            return name if name != own[depth] and is_room and name != EVERYWHERE else None
+    return None
 
 
 def rooms_imported(package: Path) -> set[str]:

@@ -55,7 +55,7 @@ WORDS = {
 """Patterns, without regard to case, and the plain word or the way to a plain sentence."""
 
 ALLOWED: dict[tuple[str, str], str] = {
-    ("tests/grading/classroom/test_collection.py", "nobody"): "the Unix user",
+    ("tests/grading/classroom/collect/test_collection.py", "nobody"): "the Unix user",
     ("tests/grading/sandbox/test_isolation.py", "nobody"): "the Unix user",
 }
 """(file, matched text in lower case) with the reason."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # dlo_lib of this copy; it needs no PyTorch here
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.hub import accounts, local_server, lti, rights, slurm_server
 from dlo_lib.hub.read_settings import read_settings
 

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import sys
 
-from dlo_lib.errors import EXIT_BAD_INPUT
+from dlo_lib.base.errors import EXIT_BAD_INPUT
 
 OTHER_SYSTEMS = (
     "open the course in its container (Docker Desktop, VS Code, Codespaces) or use WSL2; "
@@ -57,10 +57,10 @@ def main() -> None:
     if sys.platform != "linux":
         print(f"dlo: the labs run on Linux, and this is {sys.platform}: {OTHER_SYSTEMS}", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)
-    from dlo_lib.torch_version import exit_if_torch_too_old
+    from dlo_lib.base.torch_version import exit_if_torch_too_old
 
     exit_if_torch_too_old("dlo")
+    from dlo_lib.base.usage import leave_with
     from dlo_lib.cli.app import app
-    from dlo_lib.usage import leave_with
 
     leave_with(app, "dlo")

@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.cli import course, jobs, make
 from dlo_lib.cli.deadlines import deadlines
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.cli.grade import grade
-from dlo_lib.errors import UserError
 
 app = typer.Typer(
     name="dlo",
@@ -161,7 +161,7 @@ def submit(lab: LabName) -> None:
 
     You may submit again; the last submission counts, unless it is late and an earlier one was on time."""
     from dlo_lib.cli.submission import submit_lab, what_counts
-    from dlo_lib.grading.classroom.receipt import receipt_of
+    from dlo_lib.grading.classroom.collect.receipt import receipt_of
 
     with console.status(f"submitting {lab} ..."):
         notebook = submit_lab(lab)

@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dlo_lib.base.files import write_text
+from dlo_lib.base.text import tr
 from dlo_lib.cli.out import require_writable, writing
 from dlo_lib.cli.reports import progress_bar
-from dlo_lib.files import write_text
-from dlo_lib.text import tr
 
 if TYPE_CHECKING:
-    from dlo_lib.grading.classroom.inventory import Inventory
+    from dlo_lib.grading.classroom.gradebook.inventory import Inventory
 
 LabName = Annotated[str, typer.Argument(help="a lab: 13_dp_limit, 13 or dp_limit", show_default=False)]
 
@@ -77,9 +77,9 @@ def release(
     The release requires that the solution gets full marks, the unchanged notebook gets no points, each mutant
     loses its points, the notebook in labs/ is built from its text, and the release contains no file that is
     not for students."""
-    from dlo_lib.grading.classroom.deadlines import publish_deadlines
-    from dlo_lib.grading.classroom.nbgrader_course import open_course
-    from dlo_lib.grading.classroom.publication import (
+    from dlo_lib.grading.classroom.gradebook.deadlines import publish_deadlines
+    from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
+    from dlo_lib.grading.classroom.publish.publication import (
         check_exchange,
         check_unpublished,
         check_writable,
@@ -154,12 +154,12 @@ def collect(
 
     Every lost or replaced submission is reported.
     """
-    from dlo_lib.grading.classroom.collection import collect as take_in
-    from dlo_lib.grading.classroom.deadlines import publish_deadlines
-    from dlo_lib.grading.classroom.export import grades_folder
-    from dlo_lib.grading.classroom.feedback import release_receipts
-    from dlo_lib.grading.classroom.inventory import FILE
-    from dlo_lib.grading.classroom.nbgrader_course import open_course
+    from dlo_lib.grading.classroom.collect.collection import collect as take_in
+    from dlo_lib.grading.classroom.feedback.feedback import release_receipts
+    from dlo_lib.grading.classroom.gradebook.deadlines import publish_deadlines
+    from dlo_lib.grading.classroom.gradebook.export import grades_folder
+    from dlo_lib.grading.classroom.gradebook.inventory import FILE
+    from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
     from dlo_lib.grading.lab.course import find_lab, source_labs
 
     info, opened = find_lab(lab, source_labs()), open_course(course)
@@ -183,7 +183,7 @@ def _wait_for_grader(process: str) -> None:
 
 
 def _show(inventory: Inventory) -> None:
-    from dlo_lib.grading.classroom.inventory import ItemState
+    from dlo_lib.grading.classroom.gradebook.inventory import ItemState
     from dlo_lib.grading.lab.times import how_late
 
     table = Table(
@@ -235,15 +235,15 @@ def feedback(
     """Write a page for each student with passed and failed checks and the reasons, and release it to the
     exchange.
     """
-    from dlo_lib.grading.classroom.deadlines import publish_deadlines
-    from dlo_lib.grading.classroom.export import read_grades
-    from dlo_lib.grading.classroom.feedback import (
+    from dlo_lib.grading.classroom.feedback.feedback import (
         make_feedback,
         note_on_inputs,
         release_feedback,
         students_without_page,
     )
-    from dlo_lib.grading.classroom.nbgrader_course import open_course
+    from dlo_lib.grading.classroom.gradebook.deadlines import publish_deadlines
+    from dlo_lib.grading.classroom.gradebook.export import read_grades
+    from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
     from dlo_lib.grading.lab.course import find_lab, source_labs
 
     info, opened = find_lab(lab, source_labs()), open_course(course)
@@ -272,11 +272,11 @@ def export(
     course: Course = Path(),
 ) -> None:
     """Write the grades of a lab as a table. The same grades give the same bytes."""
-    from dlo_lib.grading.classroom.batch import require_release
-    from dlo_lib.grading.classroom.export import settled_grades
-    from dlo_lib.grading.classroom.moodle import has_no_points, moodle_csv
-    from dlo_lib.grading.classroom.nbgrader_course import open_course
-    from dlo_lib.grading.classroom.roster import read_roster
+    from dlo_lib.grading.classroom.gradebook.batch import require_release
+    from dlo_lib.grading.classroom.gradebook.export import settled_grades
+    from dlo_lib.grading.classroom.gradebook.moodle import has_no_points, moodle_csv
+    from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
+    from dlo_lib.grading.classroom.roster.roster import read_roster
     from dlo_lib.grading.lab.course import find_lab, source_labs
 
     if out is not None:
@@ -310,9 +310,9 @@ def similar(lab: LabName, course: Course = Path(), as_json: AsJson = False) -> N
     """List pairs of submissions that share much of their code, with each other or with the library, for a
     manual review: 1.00 is the score of two equal answers.
     """
-    from dlo_lib.grading.classroom.export import grades_folder
-    from dlo_lib.grading.classroom.nbgrader_course import open_course
-    from dlo_lib.grading.classroom.similarity import FRAGMENTS, SIMILAR, find_similar
+    from dlo_lib.grading.classroom.gradebook.export import grades_folder
+    from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
+    from dlo_lib.grading.classroom.similar.similarity import FRAGMENTS, SIMILAR, find_similar
     from dlo_lib.grading.lab.course import find_lab, source_labs
 
     info, opened = find_lab(lab, source_labs()), open_course(course)
@@ -348,7 +348,7 @@ def receipt(
     notebook: Annotated[Path, typer.Argument(help="a notebook, as submitted", show_default=False)],
 ) -> None:
     """Print the SHA-256 of a notebook. It equals the number on your receipt if this file was received."""
-    from dlo_lib.grading.classroom.receipt import receipt_of
+    from dlo_lib.grading.classroom.collect.receipt import receipt_of
 
     print(f"{receipt_of(notebook)}  {notebook}")
 
@@ -365,8 +365,8 @@ def import_(
 
     No student is removed; a file with an error changes nothing.
     """
-    from dlo_lib.grading.classroom.nbgrader_course import open_course
-    from dlo_lib.grading.classroom.roster import Change, import_roster, unread_columns
+    from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
+    from dlo_lib.grading.classroom.roster.roster import Change, import_roster, unread_columns
 
     differences = import_roster(open_course(course), users, dry_run)
     if unread := unread_columns(users):
@@ -404,7 +404,7 @@ def accounts(
 
     Existing accounts stay as they are. On a JupyterHub, students log in with these names and passwords.
     """
-    from dlo_lib.grading.classroom.roster import parse_roster
+    from dlo_lib.grading.classroom.roster.roster import parse_roster
     from dlo_lib.hub.accounts import create_accounts
 
     made = create_accounts([person.id for person in parse_roster(users)], passwords)

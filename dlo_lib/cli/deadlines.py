@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dlo_lib.base.text import tr
 from dlo_lib.cli.course import Course
-from dlo_lib.text import tr
 
 console = Console()
 
@@ -21,8 +21,8 @@ def deadlines(course: Course = Path()) -> None:
     Nothing is judged. Students see the due dates on the map of lab 00, in `dlo labs` and in `dlo submit`;
     they do not see extensions.
     """
-    from dlo_lib.grading.classroom.deadlines import publish_deadlines, rule_text, settle
-    from dlo_lib.grading.classroom.nbgrader_course import open_course
+    from dlo_lib.grading.classroom.gradebook.deadlines import publish_deadlines, rule_text, settle
+    from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
     from dlo_lib.grading.lab.course import source_labs
 
     opened = open_course(course)

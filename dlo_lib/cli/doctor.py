@@ -12,6 +12,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import open_to_others, state_dir
+from dlo_lib.base.torch_version import OLDEST, cure, release
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.cli.doctor_cluster import examine_cluster
 from dlo_lib.cli.doctor_packages import (
@@ -24,10 +27,7 @@ from dlo_lib.cli.doctor_packages import (
 from dlo_lib.cli.jupyter import free_port
 from dlo_lib.cli.private import ipython_folder, nbgrader_cache
 from dlo_lib.cli.workspace import work_dir
-from dlo_lib.cluster import slurm
-from dlo_lib.errors import UserError
-from dlo_lib.files import open_to_others, state_dir
-from dlo_lib.torch_version import OLDEST, cure, release
+from dlo_lib.cluster.slurm import commands
 
 OLDEST_NBGRADER = "0.9.5"
 _ANSWER_S = 20
@@ -166,7 +166,7 @@ def _slurm() -> Diagnosis:
             "log in to a cluster to submit jobs",
         )
     try:
-        if not slurm.is_available():
+        if not commands.is_available():
             return Diagnosis(
                 "slurm",
                 False,
@@ -175,8 +175,8 @@ def _slurm() -> Diagnosis:
             )
         done = subprocess.run(["sbatch", "--version"], capture_output=True, text=True, timeout=_ANSWER_S)
         if done.returncode == 0:
-            slurm.cluster_name()  # the controller answers
-    except (slurm.NoAnswer, subprocess.TimeoutExpired):
+            commands.cluster_name()  # the controller answers
+    except (commands.NoAnswer, subprocess.TimeoutExpired):
         cure = "check $SLURM_CONF, try again later, or ask the cluster's support"
         return Diagnosis("slurm", False, "SLURM's commands do not answer", cure)
     ok = done.returncode == 0
@@ -206,7 +206,7 @@ def _sandbox() -> Diagnosis:
 
 def _course() -> Diagnosis:
     """Try whether students with an account on this machine can read the course or its solutions."""
-    from dlo_lib.grading.classroom.course_access import enter_course, open_to_others
+    from dlo_lib.grading.classroom.roster.course_access import enter_course, open_to_others
 
     try:
         enter_course(Path.cwd())

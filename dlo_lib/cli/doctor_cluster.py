@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 from dlo_lib.cli.diagnosis import Diagnosis
-from dlo_lib.cluster import login_node, slurm
-from dlo_lib.cluster.records import jobs_dir
-from dlo_lib.cluster.request import account_of
-from dlo_lib.cluster.site import Scheduler, Site, site_names
-from dlo_lib.cluster.site import site as find_site
-from dlo_lib.errors import UserError
-from dlo_lib.text import tr
+from dlo_lib.cluster.job import login_node
+from dlo_lib.cluster.run.records import jobs_dir
+from dlo_lib.cluster.site.description import Scheduler, Site, site_names
+from dlo_lib.cluster.site.description import site as find_site
+from dlo_lib.cluster.site.request import account_of
+from dlo_lib.cluster.slurm import commands
 
 _OF_ONE_NODE = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 
@@ -21,13 +22,13 @@ def examine_cluster() -> list[Diagnosis]:
     """Check what a submission needs; nothing if this machine has no SLURM and the user names no site."""
     try:
         return _findings()
-    except slurm.NoAnswer as error:
+    except commands.NoAnswer as error:
         return [Diagnosis("site", False, str(error), tr("check $SLURM_CONF, or try again later"))]
 
 
 def _findings() -> list[Diagnosis]:
     named = os.environ.get("DLO_SITE", "")
-    here = slurm.is_available()
+    here = commands.is_available()
     if not named and not here:
         return []
     if not named:
@@ -48,7 +49,7 @@ def _findings() -> list[Diagnosis]:
 
 
 def _partition(site: Site) -> Diagnosis:
-    known = slurm.partitions()
+    known = commands.partitions()
     if not known:
         return Diagnosis("partition", False, tr("sinfo does not answer"), tr("try again later"))
     if site.partition and site.partition not in known:
@@ -64,8 +65,8 @@ def _account(site: Site) -> Diagnosis:
     except UserError as error:
         return Diagnosis("account", False, str(error), tr("set DLO_ACCOUNT to the name of the project"))
     try:
-        mine = slurm.accounts()
-    except slurm.NoAnswer as error:
+        mine = commands.accounts()
+    except commands.NoAnswer as error:
         return Diagnosis("account", False, str(error), tr("try again later"))
     if not mine:
         return Diagnosis("account", True, tr("{name}; there is no accounting", name=account or tr("none")))
@@ -85,7 +86,7 @@ def _home(site: Site | None) -> Diagnosis:
     if site is not None and (warning := login_node.folder_warning(site)):
         text, _, cure = warning.rpartition(": ")
         return Diagnosis("jobs", False, text, cure)
-    if slurm.is_available() and any(folder.is_relative_to(Path(place)) for place in _OF_ONE_NODE):
+    if commands.is_available() and any(folder.is_relative_to(Path(place)) for place in _OF_ONE_NODE):
         text = tr("jobs write their files to {folder}, which other nodes do not see", folder=folder)
         return Diagnosis("jobs", False, text, tr("set DLO_HOME to a folder on a shared file system"))
     return Diagnosis("jobs", True, tr("their files are in {folder}", folder=folder))

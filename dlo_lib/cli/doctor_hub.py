@@ -20,17 +20,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dlo_lib.base.errors import UserError, nearest
+from dlo_lib.base.text import tr
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.cli.doctor_hub_files import examine_files, students_with_account
 from dlo_lib.cli.doctor_hub_lists import file_that_sets, judge_list
 from dlo_lib.cli.doctor_hub_terminal import examine_terminal
-from dlo_lib.errors import UserError, nearest
 from dlo_lib.hub.folders import as_account, as_user
 from dlo_lib.hub.membership import HubApi, known_users, roster_of, wanted
 from dlo_lib.hub.read_settings import read_settings
 from dlo_lib.hub.rights import MEMBERSHIP, STUDENT_SCOPES, doctor_token, user_environment
 from dlo_lib.hub.settings import HubCourse, HubSettings
-from dlo_lib.text import tr
 
 TLJH_PREFIX = "jupyter-"  # of Unix accounts; the Hub's users have none
 _ANSWER_S = 60

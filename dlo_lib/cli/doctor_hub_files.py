@@ -7,13 +7,13 @@ import pwd
 from collections.abc import Iterable
 from pathlib import Path
 
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.cli.doctor_hub_work import examine_work
-from dlo_lib.errors import UserError
 from dlo_lib.hub.folders import COURSE_MODES, EXCHANGE_MODE, account_of, as_account, as_user
 from dlo_lib.hub.membership import roster_of
 from dlo_lib.hub.settings import HubCourse, HubSettings
-from dlo_lib.text import tr
 
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -121,7 +121,7 @@ def _gradebook(settings: HubSettings, course: HubCourse, cure: str) -> Diagnosis
     """Open the course as its account: environment, checkout, configuration and gradebook."""
     name = f"gradebook of {course.name}"
     script = (
-        "from dlo_lib.grading.classroom.nbgrader_course import open_course\n"
+        "from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course\n"
         "from dlo_lib.grading.lab.course import source_labs\n"
         "course = open_course('.')\n"
         "with course.gradebook as gradebook:\n"

@@ -12,10 +12,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dlo_lib.base.text import tr
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.hub.extensions import server_extensions
 from dlo_lib.hub.settings import HubSettings
-from dlo_lib.text import tr
 
 PLUGIN = "JupyterHubAuthPlugin"
 _CONFIG = "deploy/hub/jupyterhub_config.py"

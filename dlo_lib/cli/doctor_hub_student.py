@@ -6,11 +6,11 @@ import os
 import urllib.error
 from pathlib import Path
 
+from dlo_lib.base.text import tr
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.cli.doctor_hub_lists import override
 from dlo_lib.cli.hub_probe import probe
 from dlo_lib.hub.membership import HubApi
-from dlo_lib.text import tr
 
 _COURSE_GROUPS = ("nbgrader-", "formgrade-")
 

@@ -13,10 +13,10 @@ import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from dlo_lib.base.text import tr
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.hub.membership import HubApi
 from dlo_lib.hub.settings import HubCourse, HubSettings
-from dlo_lib.text import tr
 
 _ANSWER_S = 60
 _MARK = "dlo-doctor:"

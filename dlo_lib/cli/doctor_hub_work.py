@@ -5,10 +5,10 @@ from __future__ import annotations
 import pwd
 from pathlib import Path
 
+from dlo_lib.base.text import tr
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.hub.folders import as_user
 from dlo_lib.hub.settings import HubCourse
-from dlo_lib.text import tr
 
 FOLDERS = ("dlo-labs", ".local/state/dlo", ".local/share/jupyter/nbgrader_cache", ".ipython")
 """What this library, nbgrader and IPython create in a home, and what answers are in."""

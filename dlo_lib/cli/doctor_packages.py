@@ -11,9 +11,9 @@ import importlib.metadata
 import platform
 import sys
 
+from dlo_lib.base.text import tr
+from dlo_lib.base.torch_version import release
 from dlo_lib.cli.diagnosis import Diagnosis
-from dlo_lib.text import tr
-from dlo_lib.torch_version import release
 
 NEWEST_TORCH = (2, 15)
 """The newest release that ``make compat`` has run, as in COMPATIBILITY.md."""

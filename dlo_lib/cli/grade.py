@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, TaskID
 
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 from dlo_lib.cli.course import Course
 from dlo_lib.cli.reports import progress_bar
-from dlo_lib.errors import UserError
-from dlo_lib.text import tr
 
 FIRST_LINE = 60.0  # seconds
 INTERRUPTED = 130  # exit status of a program that Ctrl-C ends
@@ -70,7 +70,7 @@ def grade(
 
     The scores go to the nbgrader gradebook of the course; results.csv, results.json and timings.csv go to
     grades/<lab>/."""
-    from dlo_lib.grading.classroom.course_access import enter_course
+    from dlo_lib.grading.classroom.roster.course_access import enter_course
     from dlo_lib.grading.judge.client import SECRET_FILE, no_course, start_client
     from dlo_lib.grading.lab.course import find_lab, source_labs
 
@@ -84,7 +84,7 @@ def grade(
         # imports torch while this process imports nbgrader
         service = None if resume or on_slurm else start_client(info, course, unsafe)
         with service or nullcontext():
-            from dlo_lib.grading.classroom.batch import Done, Options, grade_lab
+            from dlo_lib.grading.classroom.gradebook.batch import Done, Options, grade_lab
 
             judges: Judges | None = service
             if on_slurm:

@@ -9,12 +9,14 @@ from datetime import timedelta
 from pathlib import Path
 
 from dlo_lib import cluster
-from dlo_lib.cluster import changes, login_node, records, slurm, turns
-from dlo_lib.cluster.limits import time_of_site
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
+from dlo_lib.cluster.job import login_node
+from dlo_lib.cluster.run import changes, records, turns
+from dlo_lib.cluster.site.limits import time_of_site
+from dlo_lib.cluster.slurm import commands
 from dlo_lib.grading.judge.array import ArrayOfJudges, ElementEnd, Elements
 from dlo_lib.grading.lab.course import LabInfo
-from dlo_lib.text import tr
 
 TIME = timedelta(hours=2)
 
@@ -39,7 +41,7 @@ def array_of_judges(lab: LabInfo, course: Path, wanted: Wanted, unsafe: bool) ->
     Raises:
         UserError: this machine has no SLURM.
     """
-    if not slurm.is_available():
+    if not commands.is_available():
         raise UserError(tr("there is no SLURM on this machine: omit --slurm to judge the class here"))
 
     def start(command: Sequence[str], elements: int) -> Elements:
@@ -66,7 +68,7 @@ _ENDS = {cluster.State.COMPLETED: ElementEnd.FINISHED, cluster.State.CANCELLED: 
 def _longest(where: cluster.Site) -> timedelta:
     """Return two hours, or what the site's first QOS and its partition allow if that is less."""
     time = time_of_site(where, TIME)
-    return min(time, slurm.longest_time(where.partition) or time)
+    return min(time, commands.longest_time(where.partition) or time)
 
 
 class SlurmElements:
@@ -79,7 +81,7 @@ class SlurmElements:
         """Return how each ended element has ended; empty if SLURM does not answer."""
         try:
             statuses = self.job.status()
-        except slurm.NoAnswer:
+        except commands.NoAnswer:
             return {}
         over = [status for status in statuses if status.state.over]
         return {status.element: _ENDS.get(status.state, ElementEnd.LOST) for status in over}
@@ -98,7 +100,7 @@ class SlurmElements:
         """
         try:
             self.job.requeue(element)
-        except slurm.NoAnswer:
+        except commands.NoAnswer:
             raise
         except UserError:  # the site forbids it (JobRequeue=0), or SLURM no longer knows the element
             with records.locked(self.job.folder):
@@ -122,6 +124,6 @@ class SlurmElements:
         try:
             left = [status.element for status in self.job.status() if chosen(status.state)]
             changes.cancel(self.job.folder, self.job.record, left)
-        except slurm.NoAnswer as error:  # the table of the class is worth more
+        except commands.NoAnswer as error:  # the table of the class is worth more
             text = "the array may still be in the queue ({why}): dlo jobs cancel {job}"
             print(tr(text, why=error, job=self.job.name), file=sys.stderr)

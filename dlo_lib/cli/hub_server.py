@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import sys
 
+from dlo_lib.base.errors import EXIT_BAD_INPUT, UserError
 from dlo_lib.cli.jupyter import HIDDEN_FILES, start_url
 from dlo_lib.cli.private import close_copies
 from dlo_lib.cli.workspace import update_workspace, work_dir
-from dlo_lib.errors import EXIT_BAD_INPUT, UserError
 
 SINGLE_USER = [sys.executable, "-m", "dlo_lib.hub.single_user"]
 

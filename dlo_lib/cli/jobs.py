@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dlo_lib.errors import UserError
-from dlo_lib.text import tr
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 
 jobs = typer.Typer(
     help="The jobs you submitted: list, show, cancel, resubmit, forget, logs.",
@@ -58,7 +58,7 @@ def list_jobs(state: States = None, last: Last = None, since: Since = None, as_j
     Jobs that have ended are listed when SLURM is down, too. Times are in the zone of this machine.
     """
     from dlo_lib.cli import jobs_table
-    from dlo_lib.cluster import records
+    from dlo_lib.cluster.run import records
 
     chosen = jobs_table.chosen(jobs_table.states_of(state or []), last, jobs_table.start_of(since))
     for folder in records.damaged():
@@ -84,7 +84,7 @@ def list_jobs(state: States = None, last: Last = None, since: Since = None, as_j
 @jobs.command()
 def show(name: Name, as_json: AsJson = False) -> None:
     """Show the elements of a job, its folder and its submitted script."""
-    from dlo_lib.cluster.job import job as find_job
+    from dlo_lib.cluster.job.handle import job as find_job
 
     job = find_job(name)
     if as_json:
@@ -109,7 +109,7 @@ def cancel(
     ] = None,
 ) -> None:
     """Cancel all running and pending elements of a job, or one of them."""
-    from dlo_lib.cluster.job import job as find_job
+    from dlo_lib.cluster.job.handle import job as find_job
 
     job = find_job(name)
     cancelled = job.cancel(element)
@@ -137,9 +137,9 @@ def resubmit(
 
     Without SLURM, the command ends with the job, because the job runs on this machine.
     """
-    from dlo_lib.cluster.job import job as find_job
-    from dlo_lib.cluster.site import Scheduler
-    from dlo_lib.cluster.waiting import JobFailed
+    from dlo_lib.cluster.job.handle import job as find_job
+    from dlo_lib.cluster.run.waiting import JobFailed
+    from dlo_lib.cluster.site.description import Scheduler
 
     job = find_job(name).resubmit(time, memory)
     turn = job.record.turns[-1]
@@ -164,7 +164,7 @@ def resubmit(
 @jobs.command()
 def forget(name: Name) -> None:
     """Remove the record and the files of a job that has ended; the same call then submits it again."""
-    from dlo_lib.cluster.job import job as find_job
+    from dlo_lib.cluster.job.handle import job as find_job
 
     job = find_job(name)
     called, folder = job.name, job.folder
@@ -185,7 +185,7 @@ def logs(
     rank: Annotated[int | None, typer.Option("--rank", "-r", help="print only this rank", min=0)] = None,
 ) -> None:
     """Print the output of a job, or of one element of its sweep."""
-    from dlo_lib.cluster.job import job as find_job
+    from dlo_lib.cluster.job.handle import job as find_job
 
     job = find_job(name)
     if follow and (rank is not None or lines is not None):

@@ -11,15 +11,16 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from dlo_lib.cluster import Job, State, records
-from dlo_lib.cluster.cost import hours_of
-from dlo_lib.cluster.job import jobs as submitted
-from dlo_lib.cluster.records import Record
-from dlo_lib.cluster.states import ElementStatus, summary
-from dlo_lib.cluster.views import local_time, sweep_text
-from dlo_lib.cluster.work import CHECKPOINTS
-from dlo_lib.errors import UserError, unknown_name
-from dlo_lib.text import tr
+from dlo_lib.base.errors import UserError, unknown_name
+from dlo_lib.base.text import tr
+from dlo_lib.cluster import Job, State
+from dlo_lib.cluster.job.handle import jobs as submitted
+from dlo_lib.cluster.run import records
+from dlo_lib.cluster.run.records import Record
+from dlo_lib.cluster.script.work import CHECKPOINTS
+from dlo_lib.cluster.site.cost import hours_of
+from dlo_lib.cluster.slurm.states import ElementStatus, summary
+from dlo_lib.cluster.view.views import local_time, sweep_text
 
 _UNITS = {"min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _ARGUMENTS = re.compile(r"^arguments=\((.*)\)$", re.MULTILINE)

@@ -9,10 +9,10 @@ import socket
 import sys
 from pathlib import Path
 
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import state_dir, write_text
 from dlo_lib.cli.private import close_copies
 from dlo_lib.cli.workspace import work_dir
-from dlo_lib.errors import UserError
-from dlo_lib.files import state_dir, write_text
 from dlo_lib.grading.lab.course import BUILT_FILES, LAB_FILE, labs
 from dlo_lib.grading.lab.exchange import ClassExchange, find_exchange
 from dlo_lib.hub.extensions import NOT_FOR_STUDENTS, SETTINGS, write_style

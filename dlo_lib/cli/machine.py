@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dlo_lib.base.markup import render
+from dlo_lib.base.text import columns, tr
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.cli.doctor import examine_for_labs
 from dlo_lib.grading.checks.verdict import Shown, show
-from dlo_lib.markup import render
-from dlo_lib.text import columns, tr
 
 GREEN, RED = "#1a7f37", "#c0143c"
 

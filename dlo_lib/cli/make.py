@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import state_dir
+from dlo_lib.base.text import tr
 from dlo_lib.cli.out import require_writable, writing
-from dlo_lib.errors import UserError
-from dlo_lib.files import state_dir
-from dlo_lib.text import tr
 
 console = Console()
 
@@ -47,7 +47,7 @@ def course(
         return
     if folder is None:
         raise UserError(tr("name the folder of the course, or give --hub hub.toml"))
-    from dlo_lib.grading.classroom.nbgrader_course import create_course
+    from dlo_lib.grading.classroom.gradebook.nbgrader_course import create_course
 
     if exchange is not None:
         try:
@@ -88,8 +88,8 @@ def classroom(
     """Run the whole cycle of a lab with three fictitious students, from the release to the feedback."""
     if folder is None:
         state_dir()  # refused before the slow imports
-    from dlo_lib.grading.classroom.demo_class import classroom as run
-    from dlo_lib.grading.classroom.demo_class import number_of_steps
+    from dlo_lib.grading.classroom.publish.demo_class import classroom as run
+    from dlo_lib.grading.classroom.publish.demo_class import number_of_steps
     from dlo_lib.grading.lab.course import find_lab, source_labs
     from dlo_lib.grading.sandbox.isolation import SANDBOX_CURE, find_isolation
 
@@ -187,7 +187,7 @@ def slides(
 
     info = find_lab(lab, source_labs())
     source_folder(info)  # a student's installation has none: refused before the slow imports
-    from dlo_lib.grading.classroom.slides import write_slides
+    from dlo_lib.grading.classroom.publish.slides import write_slides
 
     target = out or Path(f"{info.directory}.html")
     require_writable(target)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dlo_lib.errors import UserError
-from dlo_lib.text import tr
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 
 
 def require_writable(file: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from dlo_lib.files import own_folder
+from dlo_lib.base.files import own_folder
 
 
 def close_copies(environment: Mapping[str, str]) -> None:

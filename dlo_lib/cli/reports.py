@@ -8,11 +8,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextCol
 from rich.table import Table
 from rich.text import Text
 
+from dlo_lib.base.text import tr
 from dlo_lib.cli.workspace import work_dir
 from dlo_lib.grading.judge.report import GRADED, NO_ATTEMPT, Report
 from dlo_lib.grading.lab.course import course_root, find_lab
 from dlo_lib.grading.notebook.progress import read_progress
-from dlo_lib.text import tr
 
 
 def show_report(report: Report, console: Console) -> bool:

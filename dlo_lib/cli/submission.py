@@ -6,14 +6,14 @@ import re
 import subprocess
 from pathlib import Path
 
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.interpreter import trusted_python
+from dlo_lib.base.text import tr
 from dlo_lib.cli.jupyter import nbgrader_environment
 from dlo_lib.cli.workspace import own_notebook
-from dlo_lib.errors import UserError
 from dlo_lib.grading.lab.course import find_lab
 from dlo_lib.grading.lab.times import how_late
 from dlo_lib.grading.notebook.class_state import class_states
-from dlo_lib.interpreter import trusted_python
-from dlo_lib.text import tr
 
 NBGRADER = "import runpy; runpy.run_module('nbgrader', run_name='__main__')"
 """``python -m nbgrader``, without the student's modules: an ``html.py`` among the labs is not imported."""

@@ -15,8 +15,8 @@ from datetime import datetime
 from itertools import chain, count
 from pathlib import Path
 
-from dlo_lib.errors import UserError
-from dlo_lib.files import OTHERS, close, own_folder, state_dir, write_aside, write_text
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import OTHERS, close, own_folder, state_dir, write_aside, write_text
 from dlo_lib.grading.lab.course import GLOSSARY, LabInfo, course_root, find_lab, labs
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data.reproducible import hashes, permutation
-from dlo_lib.errors import UserError
 
 
 def balanced_order(labels: Tensor, *, seed: int, epoch: int = 0, per_class: int | None = None) -> Tensor:

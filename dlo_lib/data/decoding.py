@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 IMAGE_ENDINGS = ("png", "jpg", "jpeg", "webp", "bmp", "ppm", "pgm", "pbm", "pnm")
 """The endings of image files in WebDataset, without the point, in lower case."""

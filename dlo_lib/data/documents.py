@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data.tokens import END_OF_TEXT, IGNORE_INDEX
-from dlo_lib.errors import UserError
 
 
 class Documents(Protocol):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlo_lib.base.errors import UserError, unknown_name
 from dlo_lib.data.tokens import BYTE_VOCABULARY, END_OF_TEXT, encode
-from dlo_lib.errors import UserError, unknown_name
 
 if TYPE_CHECKING:
     import pyarrow as pa

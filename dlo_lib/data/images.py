@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data.reproducible import permutation
-from dlo_lib.errors import UserError
 
 _TEST_EVERY = 4
 """Every n-th digit of a fixed shuffle belongs to the test part."""

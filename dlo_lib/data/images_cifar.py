@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data.images import ImageData, standardised
-from dlo_lib.errors import UserError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _SHAPE = (3, 32, 32)

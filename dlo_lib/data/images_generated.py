@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data.images import ImageData, standardised
 from dlo_lib.data.reproducible import hashes
-from dlo_lib.errors import UserError
 
 CLASSES = 10
 CHANNELS = 3

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+from dlo_lib.base.errors import UserError, unknown_name
 from dlo_lib.data.arithmetic import arithmetic, entropy
 from dlo_lib.data.documents import Documents, Layout, Selection, TokenDataset
 from dlo_lib.data.huggingface import huggingface_documents
 from dlo_lib.data.python_corpus import python_corpus
-from dlo_lib.errors import UserError, unknown_name
 
 _VALIDATION_EVERY = 20
 """In a data set without splits, every n-th document belongs to the validation split."""

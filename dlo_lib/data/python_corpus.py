@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import cache_dir, write_aside
 from dlo_lib.data.documents import FlatDocuments
 from dlo_lib.data.tokens import END_OF_TEXT, encode
-from dlo_lib.errors import UserError
-from dlo_lib.files import cache_dir, write_aside
 
 MAX_BYTES = 16 * 2**20
 """The maximal size of the corpus. With 2 bytes per token, it takes at most 32 MiB in the cache."""

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data.reproducible import permutation
-from dlo_lib.errors import UserError
 
 PADDING = -1
 """The index of an empty sequence. ``collate`` turns it into a sequence whose targets are all ignored."""

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import write_aside
 from dlo_lib.data.decoding import IMAGE_ENDINGS, decoded
 from dlo_lib.data.reproducible import hashes, permutation
-from dlo_lib.errors import UserError
-from dlo_lib.files import write_aside
 
 Sample = tuple[Tensor, int]
 """An image (channels, height, width) uint8, with 1 channel (grey) or 3 (RGB), and its label."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from dlo_lib.errors import UserError, unknown_name
+from dlo_lib.base.errors import UserError, unknown_name
 
 _GIB = 2**30
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 from dlo_lib.hpo.journal import Journal
-from dlo_lib.text import tr
 
 HOST = "127.0.0.1"
 

@@ -19,7 +19,7 @@ from optuna.distributions import BaseDistribution, distribution_to_json, json_to
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial
 
-from dlo_lib.errors import UserError, unknown_name
+from dlo_lib.base.errors import UserError, unknown_name
 from dlo_lib.hpo.asha import Asha
 from dlo_lib.hpo.expected_improvement_sampler import ExpectedImprovementSampler
 from dlo_lib.hpo.fixed_budget import EveryTrial, Grid

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dlo_lib.drawing import new_figure
+from dlo_lib.base.drawing import new_figure
 from dlo_lib.hpo.simulate import SimulatedSearch
 from dlo_lib.hpo.table import TrialRow
 

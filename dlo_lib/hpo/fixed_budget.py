@@ -11,7 +11,7 @@ from typing import Any
 
 from optuna.distributions import BaseDistribution
 
-from dlo_lib.errors import UserError, unknown_name
+from dlo_lib.base.errors import UserError, unknown_name
 from dlo_lib.hpo.table import Begin, Decision, TrialRow, idle
 
 

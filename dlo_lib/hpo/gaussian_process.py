@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 _JITTER = 1e-9  # times the variance, added to the diagonal because two equal points make K singular
 _LENGTHS, _NOISES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6), (1e-6, 1e-3, 1e-1)

@@ -20,8 +20,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from dlo_lib.base.locks import file_lock
 from dlo_lib.hpo.table import Begin, TrialRow
-from dlo_lib.locks import file_lock
 
 PLACE, CLAIM = "place", "claim"
 

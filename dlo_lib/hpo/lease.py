@@ -19,8 +19,8 @@ import uuid
 import weakref
 from pathlib import Path
 
-from dlo_lib.lifetime import start_time
-from dlo_lib.locks import without_flock
+from dlo_lib.base.lifetime import start_time
+from dlo_lib.base.locks import without_flock
 
 
 class Lease:

@@ -28,13 +28,13 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 from dlo_lib.hpo.definition import Definition, quiet
 from dlo_lib.hpo.journal import CLAIM, PLACE, Journal, claim_of, for_sampler, place_of, remove, row_of
 from dlo_lib.hpo.lease import Lease, is_alive
 from dlo_lib.hpo.population import explore
 from dlo_lib.hpo.table import Begin, NoTask, Promote, TrialRow
-from dlo_lib.text import tr
 
 _DEFINITION = "definition"  # an attribute of the study
 _POLL_S = 0.2

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 from dlo_lib.hub.read_settings import NAME
 from dlo_lib.hub.settings import HubSettings
-from dlo_lib.text import tr
 
 FIRST_USER = 1000
 """Accounts with lower numbers belong to the system (``UID_MIN`` of login.defs)."""

@@ -18,8 +18,8 @@ from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
 
-from dlo_lib.interpreter import trusted_python
-from dlo_lib.text import tr
+from dlo_lib.base.interpreter import trusted_python
+from dlo_lib.base.text import tr
 
 IDLE_S = 60.0
 """The process ends after this time; to start it takes a second."""

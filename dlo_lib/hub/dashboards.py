@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from dlo_lib.errors import EXIT_BAD_INPUT, UserError
-from dlo_lib.lifetime import die_with
-from dlo_lib.text import tr
+from dlo_lib.base.errors import EXIT_BAD_INPUT, UserError
+from dlo_lib.base.lifetime import die_with
+from dlo_lib.base.text import tr
 
 NAMES = {"tensorboard": "TensorBoard", "optuna": "Optuna"}
 _BUNDLE = "/static/bundle.js"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dlo_lib.files import write_text
+from dlo_lib.base.files import write_text
 
 ROLES = ("student", "grader", "course")
 NOT_FOR_STUDENTS = {

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dlo_lib.errors import UserError
-from dlo_lib.files import write_text
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import write_text
+from dlo_lib.base.text import tr
 from dlo_lib.hub import kubernetes
 from dlo_lib.hub.accounts import require_accounts
 from dlo_lib.hub.dashboards import proxied
@@ -23,7 +24,6 @@ from dlo_lib.hub.extensions import ROLES, SETTINGS, disabled_in_lab, server_exte
 from dlo_lib.hub.lti import frame_ancestors
 from dlo_lib.hub.rights import course_environment
 from dlo_lib.hub.settings import HubCourse, HubSettings
-from dlo_lib.text import tr
 
 KERNEL_START_S = 300
 """A kernel imports PyTorch before it answers, and a class opens its notebooks in the same minute."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 
-from dlo_lib.one_thread import import_without_threads
+from dlo_lib.base.one_thread import import_without_threads
 
 MODULES = (
     "torch",

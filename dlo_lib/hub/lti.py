@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 from dlo_lib.hub.accounts import has_account, system_account
 from dlo_lib.hub.read_settings import NAME
 from dlo_lib.hub.settings import HubSettings
-from dlo_lib.text import tr
 
 
 def authenticator(settings: HubSettings) -> dict[str, dict[str, object]]:

@@ -7,7 +7,7 @@ from typing import Any
 from ltiauthenticator.lti13.auth import LTI13Authenticator
 from tornado.web import HTTPError
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.hub.lti import unix_name
 
 

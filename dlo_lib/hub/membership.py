@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.lifetime import die_with
+from dlo_lib.base.text import tr
 from dlo_lib.hub.read_settings import read_settings
 from dlo_lib.hub.settings import HubCourse, HubSettings
-from dlo_lib.lifetime import die_with
-from dlo_lib.text import tr
 
 INTERVAL = 5.0
 RECHECK = 60.0

@@ -9,8 +9,9 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from dlo_lib.cluster.duration import parse_duration
-from dlo_lib.errors import UserError, unknown_name
+from dlo_lib.base.errors import UserError, unknown_name
+from dlo_lib.base.text import tr
+from dlo_lib.cluster.site.duration import parse_duration
 from dlo_lib.hub.settings import (
     HubCourse,
     HubLimits,
@@ -19,7 +20,6 @@ from dlo_lib.hub.settings import (
     LtiPlatform,
     SlurmServers,
 )
-from dlo_lib.text import tr
 
 KINDS = ("local", "slurm", "kubernetes")
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}")

@@ -11,8 +11,8 @@ import os
 import secrets
 from typing import Any
 
+from dlo_lib.base.interpreter import trusted_python
 from dlo_lib.hub.settings import HubCourse, HubSettings
-from dlo_lib.interpreter import trusted_python
 
 MEMBERSHIP = "dlo-membership"
 IDLE = "dlo-idle"

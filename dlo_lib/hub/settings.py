@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from dlo_lib.errors import UserError, unknown_name
-from dlo_lib.ranks_idle import RANKS_IDLE
+from dlo_lib.base.errors import UserError, unknown_name
+from dlo_lib.base.ranks_idle import RANKS_IDLE
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class SlurmServers:
     """Servers as SLURM jobs.
 
     Attributes:
-        site: a name of ``dlo_lib/cluster/sites`` or a file (``slurm/SITES.md``).
+        site: a name of ``dlo_lib/cluster/site/sites`` or a file (``slurm/SITES.md``).
         account: of the jobs; "" asks for none.
         partitions: offered in the form; () offers the one of the site.
         times: offered in the form, the first one selected.

@@ -13,13 +13,13 @@ from datetime import timedelta
 from html import escape
 from typing import Any
 
-from dlo_lib.cluster.duration import parse_duration, short_duration, slurm_duration
-from dlo_lib.cluster.quoting import directive
-from dlo_lib.cluster.script_head import gpu_option, gpus_of
-from dlo_lib.cluster.site import Site, site
-from dlo_lib.errors import UserError, unknown_name
+from dlo_lib.base.errors import UserError, unknown_name
+from dlo_lib.base.text import tr
+from dlo_lib.cluster.script.head import gpu_option, gpus_of
+from dlo_lib.cluster.site.description import Site, site
+from dlo_lib.cluster.site.duration import parse_duration, short_duration, slurm_duration
+from dlo_lib.cluster.site.quoting import directive
 from dlo_lib.hub.settings import HubLimits, HubSettings, SlurmServers
-from dlo_lib.text import tr
 
 BATCH_SCRIPT = """#!/bin/bash
 #SBATCH --job-name=jupyterhub

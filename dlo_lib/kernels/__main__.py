@@ -16,10 +16,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dlo_lib.errors import unknown_name
+from dlo_lib.base.errors import unknown_name
+from dlo_lib.base.usage import leave_with
 from dlo_lib.kernels.cases import CASES, SIZES
 from dlo_lib.kernels.report import CAPABILITIES, CompiledKernel, compile_kernels, compile_part
-from dlo_lib.usage import leave_with
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _COLUMNS = {

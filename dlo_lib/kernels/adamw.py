@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.kernels.dispatch import KernelBackend, backend_for
 
 SCALING = ("grad_scale", "found_inf")

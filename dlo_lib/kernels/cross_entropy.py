@@ -20,8 +20,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data.tokens import IGNORE_INDEX
-from dlo_lib.errors import UserError
 from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms, LossReduction
 from dlo_lib.kernels.dispatch import (
     KernelBackend,

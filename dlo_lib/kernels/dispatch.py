@@ -30,7 +30,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function, forward_ad
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of the Triton kernels, which compute in fp32."""

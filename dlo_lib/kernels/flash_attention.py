@@ -28,7 +28,8 @@ from torch.autograd import Function
 from torch.backends.cuda import cudnn_sdp_enabled
 from torch.nn import functional as F
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.torch_version import release
 from dlo_lib.kernels.dispatch import (
     KernelBackend,
     apply,
@@ -40,7 +41,6 @@ from dlo_lib.kernels.dispatch import (
     require_floating,
     run,
 )
-from dlo_lib.torch_version import release
 
 LARGEST_HEAD = 128
 TILE = 128

@@ -37,8 +37,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from dlo_lib.base.errors import UserError, require_count
+from dlo_lib.base.torch_compat import RELEASE
 from dlo_lib.data.tokens import IGNORE_INDEX
-from dlo_lib.errors import UserError, require_count
 from dlo_lib.kernels.cross_entropy import (
     cross_entropy,
     logits_gradient,
@@ -60,7 +61,6 @@ from dlo_lib.kernels.dispatch import (
     require_floating,
     run,
 )
-from dlo_lib.torch_compat import RELEASE
 
 CHUNK_ROWS = 3072
 """The fewest rows of a chunk that is chosen here, because a product of fewer rows reads and writes dW for too

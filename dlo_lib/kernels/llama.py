@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.kernels.cross_entropy import cross_entropy
 from dlo_lib.kernels.cross_entropy_terms import LossReduction
 from dlo_lib.kernels.flash_attention import flash_attention

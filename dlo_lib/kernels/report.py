@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlo_lib.errors import UserError, unknown_name
+from dlo_lib.base.errors import UserError, unknown_name
 from dlo_lib.hardware import gpu
 from dlo_lib.kernels.cases import CASES, SIZES, products, run_forward_and_backward
 from dlo_lib.kernels.dispatch import KernelBackend, using

@@ -1,5 +1,7 @@
 """What the checks, the figures and the cells of several labs need: each thing is here once.
 
+``UserError``, ``tr`` and ``columns`` are those of ``base``.
+
 Checks:
 
 - ``compare``: results beside those of twins and of known mistakes
@@ -24,3 +26,8 @@ Cells and figures:
 A student's copy has this room; it holds no answer of any lab. Imports ``grading``, ``cluster``, ``comm``
 and ``profiling``.
 """
+
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import columns, tr
+
+__all__ = ["UserError", "columns", "tr"]

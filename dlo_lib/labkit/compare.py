@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.contract import Run, Trial, Wrong
-from dlo_lib.text import tr
 
 Twin = Tensor | float
 Mistakes = Mapping[str, Twin | Sequence[Twin]]

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dlo_lib.base.markup import render
+from dlo_lib.base.text import tr
 from dlo_lib.labkit.player import Player
-from dlo_lib.markup import render
-from dlo_lib.text import tr
 
 if TYPE_CHECKING:
-    from dlo_lib.notebook_figure import NotebookFigure
+    from dlo_lib.base.notebook_figure import NotebookFigure
 
 Choices = Sequence[Any] | Callable[..., range]
 

@@ -4,9 +4,9 @@ A figure function of a lab carries the decorator :func:`styled`, gets its axes f
 calls :func:`finish` for each of them. A line takes its colour, dashes and marker from :data:`RANKS` or
 :data:`METHODS`, so that colour is never the only difference. The import changes no setting of matplotlib.
 
-The colours are those of ``dlo_lib.drawing``: white text on them has a contrast of 4.5:1 or more, as WCAG 2.1
-asks, in both themes. Figures are drawn on white. In a dark theme the page inverts their lightness and keeps
-their hues (``dlo_lib/templates/figure.html.j2``).
+The colours are those of ``dlo_lib.base.drawing``: white text on them has a contrast of 4.5:1 or more, as WCAG
+2.1 asks, in both themes. Figures are drawn on white. In a dark theme the page inverts their lightness and
+keeps their hues (``dlo_lib/base/templates/figure.html.j2``).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from matplotlib.typing import ColorType
 
-from dlo_lib.drawing import COLOURS, DASHES, RANK_COLOURS, new_figure, whole_numbers
-from dlo_lib.drawing import SKY as SKY
-from dlo_lib.notebook_figure import NotebookFigure
+from dlo_lib.base.drawing import COLOURS, DASHES, RANK_COLOURS, new_figure, whole_numbers
+from dlo_lib.base.drawing import SKY as SKY
+from dlo_lib.base.notebook_figure import NotebookFigure
 
 BLUE, VERMILLION, GREEN, WINE, BLACK, PINK, BROWN = COLOURS
 PALE, BACKGROUND = "#D9D9D9", "#FFFFFF"

@@ -10,7 +10,7 @@ import asyncio
 from types import ModuleType
 from typing import Any
 
-from dlo_lib.text import tr
+from dlo_lib.base.text import tr
 
 PAUSE_S = 0.5  # between the end of a drawing and the next value
 

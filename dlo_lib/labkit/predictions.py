@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from dlo_lib.errors import UserError, unknown_name
-from dlo_lib.text import columns, tr
+from dlo_lib.base.errors import UserError, unknown_name
+from dlo_lib.base.text import columns, tr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from dlo_lib.text import columns, tr
+from dlo_lib.base.text import columns, tr
 
 
 @dataclass(frozen=True)

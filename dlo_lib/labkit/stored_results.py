@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from dlo_lib.text import tr
+from dlo_lib.base.text import tr
 
 Value = TypeVar("Value")
 OUTPUTS = Path(__file__).with_name("stored")

@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import IO
 
+from dlo_lib.base.interpreter import trusted_python
+from dlo_lib.base.ranks_idle import idle_minutes
 from dlo_lib.comm.deadlock.board import Board
-from dlo_lib.interpreter import trusted_python
 from dlo_lib.launch.frames import stack_as_traceback
 from dlo_lib.launch.rank import LOOPBACK
 from dlo_lib.launch.seed import Seed, SeededServer
 from dlo_lib.launch.server import READY, REPORT, REQUEST, ServerRequest
-from dlo_lib.ranks_idle import idle_minutes
 
 _STOP_TIMEOUT_S = 5.0
 _STACKS_TIMEOUT_S = 0.5

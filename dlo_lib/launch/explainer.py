@@ -6,7 +6,7 @@
 
 The watcher is ``comm.deadlock.node``. The rank that binds the socket's name first starts it. Every rank then
 has a thread that sleeps until the watcher asks for its stack or tells it to leave. A rank that fails records
-its error in the folder of the job (``dlo_lib.rank_failures``).
+its error in the folder of the job (``dlo_lib.base.rank_failures``).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from functools import partial
 from hashlib import blake2s
 from pathlib import Path
 
-from dlo_lib import rank_failures
+from dlo_lib.base import rank_failures
+from dlo_lib.base.files import state_dir
+from dlo_lib.base.interpreter import trusted_python
+from dlo_lib.base.rank_failures import FailureReport
+from dlo_lib.base.stop import EXIT_STOPPED
 from dlo_lib.comm.deadlock import node
 from dlo_lib.comm.deadlock.board import Activity, Board, RankRow
 from dlo_lib.comm.deadlock.detail import Explain
 from dlo_lib.comm.deadlock.rank_recorder import record_row, wait_for_other_ranks
 from dlo_lib.comm.deadlock.vocabulary import never_waited
 from dlo_lib.comm.tracing.group_lifetime import watched_leave
-from dlo_lib.files import state_dir
-from dlo_lib.interpreter import trusted_python
 from dlo_lib.launch.failure import describe_error, is_communication_error
 from dlo_lib.launch.frames import stack_now
 from dlo_lib.launch.place import Place
-from dlo_lib.rank_failures import FailureReport
-from dlo_lib.stop import EXIT_STOPPED
 
 _CONNECT_S = 20.0
 _CONSEQUENCE_S = 30.0

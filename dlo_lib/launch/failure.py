@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.launch.frames import strip_library_frames
 
 STACK_SIGNAL = signal.SIGUSR2  # makes a rank write its Python stack; training scripts use SIGUSR1

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 _OURS = str(Path(__file__).parent)
-_FUNCTION_OF_A_JOB = str(Path(__file__).parents[1] / "cluster" / "function_rank.py")
+_FUNCTION_OF_A_JOB = str(Path(__file__).parents[1] / "cluster" / "code" / "function_rank.py")
 _LIVE_RANKS = str(Path(__file__).parents[1] / "live_ranks")
 _SHELL = os.path.join(sysconfig.get_path("purelib"), "IPython", "core")
 _AROUND_THE_CALLER = (_OURS, _FUNCTION_OF_A_JOB, _LIVE_RANKS, _SHELL)

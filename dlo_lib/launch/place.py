@@ -17,8 +17,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from dlo_lib.errors import UserError
-from dlo_lib.torch_compat import divide_averages_of_gloo, repair_pipelining
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.torch_compat import divide_averages_of_gloo, repair_pipelining
 
 BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 """The argument of ``dist.init_process_group``; with NCCL, tensors on the CPU can be sent too."""

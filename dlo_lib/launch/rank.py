@@ -33,6 +33,9 @@ from typing import Any, NoReturn, TextIO
 import torch
 import torch.distributed as dist
 
+from dlo_lib.base.lifetime import die_with
+from dlo_lib.base.torch_compat import divide_averages_of_gloo, repair_pipelining
+from dlo_lib.base.worker_start import start_workers_by_fork
 from dlo_lib.comm.deadlock.board import Activity, Board, RankRow
 from dlo_lib.comm.deadlock.rank_recorder import RankRecorder, record_row, wait_for_other_ranks
 from dlo_lib.comm.deadlock.vocabulary import never_waited
@@ -44,9 +47,6 @@ from dlo_lib.launch.failure import STACK_SIGNAL, describe_error, is_communicatio
 from dlo_lib.launch.frames import register_sources
 from dlo_lib.launch.place import BACKENDS, use_loopback
 from dlo_lib.launch.values import pack_result, unpack_call
-from dlo_lib.lifetime import die_with
-from dlo_lib.torch_compat import divide_averages_of_gloo, repair_pipelining
-from dlo_lib.worker_start import start_workers_by_fork
 
 HEADER = struct.Struct("!cQ")  # RETURNED or RAISED, number of bytes that follow
 RETURNED, RAISED = b"V", b"E"

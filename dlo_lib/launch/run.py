@@ -18,11 +18,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.interpreter import current_folder
+from dlo_lib.base.torch_version import check_torch
 from dlo_lib.comm.deadlock.detail import Explain
 from dlo_lib.comm.deadlock.watcher import Watcher
 from dlo_lib.comm.tracing.trace import Trace
-from dlo_lib.errors import UserError
-from dlo_lib.interpreter import current_folder
 from dlo_lib.launch.client import Launch
 from dlo_lib.launch.failure import RankFailure, RankState
 from dlo_lib.launch.frames import cell_sources, display_name
@@ -31,7 +32,6 @@ from dlo_lib.launch.place import gpu_for_each
 from dlo_lib.launch.rank import LaunchSpec
 from dlo_lib.launch.supervisor import Supervisor
 from dlo_lib.launch.values import pack_call, unpack_result
-from dlo_lib.torch_version import check_torch
 
 Result = TypeVar("Result")
 

@@ -22,7 +22,7 @@ import struct
 from collections.abc import Sequence
 from typing import IO, NoReturn
 
-from dlo_lib.one_thread import ONE_THREAD, import_without_threads
+from dlo_lib.base.one_thread import ONE_THREAD, import_without_threads
 
 _ASK = struct.Struct("!i")  # the kernel's process
 _PID = struct.Struct("!i")  # of the new server

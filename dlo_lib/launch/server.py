@@ -39,8 +39,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from dlo_lib.base.ranks_idle import idle_minutes
 from dlo_lib.launch.failure import STACK_SIGNAL
-from dlo_lib.ranks_idle import idle_minutes
 
 # torch.optim imports torch._dynamo with the first optimiser, which would cost each rank of each call 0.7 s.
 PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "cloudpickle", "dlo_lib.launch.rank")

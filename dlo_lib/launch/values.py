@@ -28,7 +28,7 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 _ADVICE = "send plain data and tensors, and open files, locks and connections inside the function"
 

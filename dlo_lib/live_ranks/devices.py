@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import enum
 
-from dlo_lib.errors import UserError
-from dlo_lib.text import tr
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 
 
 class Devices(enum.Enum):

@@ -12,7 +12,9 @@ from typing import Any
 import cloudpickle
 import torch
 
-from dlo_lib.errors import UserError, require_count
+from dlo_lib.base.errors import UserError, require_count
+from dlo_lib.base.ranks_idle import idle_minutes
+from dlo_lib.base.text import tr
 from dlo_lib.launch.client import end_server
 from dlo_lib.launch.failure import RankFailure
 from dlo_lib.launch.values import pack_variables, unpack_result
@@ -20,8 +22,6 @@ from dlo_lib.live_ranks.devices import Devices, note_on_gpus
 from dlo_lib.live_ranks.messages import ASSIGN, COMPLETE, EVALUATE, RUN, RankCell
 from dlo_lib.live_ranks.session import Reply, Session
 from dlo_lib.live_ranks.transcript import Transcript
-from dlo_lib.ranks_idle import idle_minutes
-from dlo_lib.text import tr
 
 
 class Ranks:

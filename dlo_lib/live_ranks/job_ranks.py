@@ -26,8 +26,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 from dlo_lib.comm.deadlock.board import Board
-from dlo_lib.errors import UserError
 from dlo_lib.launch.client import Launch, connect_rank
 from dlo_lib.launch.failure import RankFailure
 from dlo_lib.launch.rank import LOOPBACK
@@ -38,7 +39,6 @@ from dlo_lib.live_ranks.node import NodeReport, Start
 from dlo_lib.live_ranks.node_link import LEAVE_S, NodeLink, RankLink
 from dlo_lib.live_ranks.packets import CHUNK_BYTES, COUNT, HELLO, STATUS, Packet, packed
 from dlo_lib.live_ranks.slurm_job import RunningJob, why_ended
-from dlo_lib.text import tr
 
 _START_S = 180.0  # for the imports of a node, which may come from a slow file system
 _QUEUED_BYTES = 4 << 20

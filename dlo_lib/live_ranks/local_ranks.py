@@ -10,6 +10,7 @@ from collections.abc import Collection
 import torch
 import torch.distributed as dist
 
+from dlo_lib.base.text import tr
 from dlo_lib.comm.deadlock.board import Board
 from dlo_lib.launch.client import Launch, listener_for
 from dlo_lib.launch.rank import LOOPBACK, LaunchSpec
@@ -18,7 +19,6 @@ from dlo_lib.launch.values import pack_call
 from dlo_lib.live_ranks.devices import Devices, gpu_each
 from dlo_lib.live_ranks.messages import JOIN, send_request
 from dlo_lib.live_ranks.rank import PRELOAD, serve
-from dlo_lib.text import tr
 
 
 class LocalRanks(Launch):

@@ -28,13 +28,13 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, magics_class
 from IPython.display import display
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 from dlo_lib.live_ranks.devices import Devices
 from dlo_lib.live_ranks.handle import Ranks
 from dlo_lib.live_ranks.messages import RankCell
 from dlo_lib.live_ranks.transcript import Transcript
 from dlo_lib.live_ranks.view import bundle, sections
-from dlo_lib.text import tr
 
 NAME = "ranks"
 _UPDATE_S = 0.3  # between two views of a cell that runs

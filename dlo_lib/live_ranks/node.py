@@ -349,7 +349,7 @@ def main(host: str, world_size: int) -> None:
 
 
 BOOT: Any = """
-from dlo_lib.one_thread import import_without_threads
+from dlo_lib.base.one_thread import import_without_threads
 with import_without_threads():
     from dlo_lib.live_ranks.node import main
 main(sys.argv[1], int(sys.argv[2]))

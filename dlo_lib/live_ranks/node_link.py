@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import IO
 
-from dlo_lib.interpreter import trusted_python
+from dlo_lib.base.interpreter import trusted_python
 from dlo_lib.live_ranks.node import BOOT
 from dlo_lib.live_ranks.packets import CHUNK_BYTES, Packet, Unpacker
 from dlo_lib.live_ranks.slurm_job import RunningJob, step_environment

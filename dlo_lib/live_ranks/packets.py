@@ -12,7 +12,7 @@ import enum
 import struct
 from collections.abc import Iterator
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 HELLO = b"\x1b_dlo-node\x1b\\"
 """Begins the stream from a node, after what the start of a task may have printed."""

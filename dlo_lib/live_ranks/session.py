@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dlo_lib.base.text import tr
 from dlo_lib.comm.deadlock.board import Activity
 from dlo_lib.comm.deadlock.detail import Explain
 from dlo_lib.comm.deadlock.stuck_ranks import all_matched
@@ -32,7 +33,6 @@ from dlo_lib.live_ranks.devices import Devices
 from dlo_lib.live_ranks.local_ranks import LocalRanks
 from dlo_lib.live_ranks.messages import ASSIGN, BREAK, INTERRUPT, OUTPUT, RUN, SIGNAL, send_request
 from dlo_lib.live_ranks.transcript import Transcript
-from dlo_lib.text import tr
 
 if TYPE_CHECKING:
     from dlo_lib.live_ranks.job_ranks import JobRanks

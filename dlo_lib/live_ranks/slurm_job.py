@@ -7,8 +7,8 @@ import re
 import time
 from dataclasses import dataclass
 
-from dlo_lib.errors import UserError
-from dlo_lib.text import tr
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 
 _CAUSES = {
     "TIME LIMIT": "job {job} has reached its time limit, and its ranks have ended with it: submit a longer "
@@ -54,11 +54,12 @@ def running_job(number: str) -> RunningJob:
     Raises:
         UserError: there is no such job, it is another user's, or it does not run.
     """
-    from dlo_lib.cluster import pending, slurm
+    from dlo_lib.cluster.run import pending
+    from dlo_lib.cluster.slurm import commands
 
     if not _NUMBER.fullmatch(number):
         raise UserError(tr("--job {number}: give the number of a job, such as 1234 or 1234_0", number=number))
-    found = slurm.details(number)
+    found = commands.details(number)
     if not found:
         raise UserError(tr("SLURM knows no job {job}: squeue --me lists your jobs", job=number))
     if len(found) > 1:
@@ -74,14 +75,14 @@ def running_job(number: str) -> RunningJob:
         raise UserError(tr(said, job=number, why=f" ({why})" if why else ""))
     if one.state != "RUNNING":
         raise UserError(_ended(number, one.state, one.reason))
-    return RunningJob(number, slurm.node_names(one.nodes), one.gpus_per_node, one.tasks_per_node)
+    return RunningJob(number, commands.node_names(one.nodes), one.gpus_per_node, one.tasks_per_node)
 
 
 def step_environment() -> dict[str, str]:
     """Return the environment of srun: this process's, without variables that would act as options."""
-    from dlo_lib.cluster import slurm
+    from dlo_lib.cluster.slurm import commands
 
-    return {k: v for k, v in slurm.submission_environment().items() if not k.startswith("SRUN_")}
+    return {k: v for k, v in commands.submission_environment().items() if not k.startswith("SRUN_")}
 
 
 def why_ended(job: RunningJob, said: str) -> str:
@@ -90,7 +91,7 @@ def why_ended(job: RunningJob, said: str) -> str:
     Args:
         said: what SLURM wrote to the step's stderr.
     """
-    from dlo_lib.cluster import slurm
+    from dlo_lib.cluster.slurm import commands
 
     if found := re.search(r"CANCELLED AT \S+ DUE TO ([A-Z ]+)", said):
         for cause, sentence in _CAUSES.items():
@@ -100,7 +101,7 @@ def why_ended(job: RunningJob, said: str) -> str:
         return tr("SLURM does not let you start ranks in job {job}: is it yours?", job=job.number)
     until = time.monotonic() + _COMPLETES_S
     try:
-        while (records := slurm.details(job.number)) and records[0].state == "COMPLETING":
+        while (records := commands.details(job.number)) and records[0].state == "COMPLETING":
             if records[0].reason == "TimeLimit" or time.monotonic() > until:
                 break
             time.sleep(_POLL_S)

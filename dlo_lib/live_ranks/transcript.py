@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from dlo_lib.base.text import tr
 from dlo_lib.launch.output import as_shown
 from dlo_lib.live_ranks.messages import LONGEST_MARK, MARK
-from dlo_lib.text import tr
 
 _CHUNK_BYTES = 1 << 16
 _HEAD, _TAIL = 30_000, 10_000

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dlo_lib.base.markup import render
+from dlo_lib.base.text import tr
 from dlo_lib.comm.deadlock.vocabulary import ranks_in_words
 from dlo_lib.live_ranks.transcript import RichOutput, Transcript
-from dlo_lib.markup import render
-from dlo_lib.text import tr
 
 _KINDS = (
     "text/html",

@@ -21,8 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dlo_lib.errors import UserError, unknown_name
-from dlo_lib.files import full_disk_as_os_error, write_aside
+from dlo_lib.base.errors import UserError, unknown_name
+from dlo_lib.base.files import full_disk_as_os_error, write_aside
 from dlo_lib.models.hf_config import config_from_hf, config_to_hf
 from dlo_lib.models.llama import Llama, LlamaConfig
 

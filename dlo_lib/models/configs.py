@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlo_lib.errors import unknown_name
+from dlo_lib.base.errors import unknown_name
 from dlo_lib.models.llama import LlamaConfig, RopeScaling
 from dlo_lib.models.router import MoEConfig
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.models.llama import LlamaConfig, RopeScaling
 from dlo_lib.models.router import GateWeights, MoEConfig
 

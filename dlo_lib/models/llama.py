@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dlo_lib.errors import UserError, require_count
+from dlo_lib.base.errors import UserError, require_count
 from dlo_lib.models.experts import Experts
 from dlo_lib.models.moe import MoELayer
 from dlo_lib.models.router import MoEConfig, Router

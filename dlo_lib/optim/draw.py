@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dlo_lib.drawing import new_figure, whole_numbers
-from dlo_lib.errors import UserError
+from dlo_lib.base.drawing import new_figure, whole_numbers
+from dlo_lib.base.errors import UserError
 from dlo_lib.optim.finder import RangeTest
 from dlo_lib.optim.schedules import LRSchedule, MomentumSchedule
 

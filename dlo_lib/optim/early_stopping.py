@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 
 class EarlyStopping:

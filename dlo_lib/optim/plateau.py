@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 
 @dataclass(frozen=True)

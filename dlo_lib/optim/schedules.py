@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 
 class LRSchedule(Protocol):

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DeviceMesh, DTensor, Shard
 
-from dlo_lib.errors import UserError, no_space
+from dlo_lib.base.errors import UserError, no_space
 from dlo_lib.parallel.flat_part import FlatPart
 from dlo_lib.parallel.protocol import (
     FlatRange,

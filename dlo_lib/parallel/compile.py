@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.fsdp.wrap import BlockTypes, outermost_blocks
 
 

@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.protocol import process_group
 
 DIMENSIONS = ("pp", "dp_replicate", "dp_shard", "cp", "tp")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.models.llama import Llama
 from dlo_lib.models.moe import moe_layers
 from dlo_lib.optim.step import MicroBatch

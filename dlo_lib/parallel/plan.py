@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.context import ContextKind, SequenceLayout, SequencePlacement
 from dlo_lib.parallel.mesh import Degrees
 from dlo_lib.parallel.pipeline.table import ScheduleKind

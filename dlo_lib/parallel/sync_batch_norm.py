@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 
 class SyncBatchNorm(_BatchNorm):

@@ -19,7 +19,7 @@ from itertools import accumulate
 
 import torch
 
-from dlo_lib.errors import UserError, require_count
+from dlo_lib.base.errors import UserError, require_count
 from dlo_lib.profiling.capacity import largest_batch
 from dlo_lib.profiling.tracker import MemoryTracker
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dlo_lib.errors import UserError, require_count
+from dlo_lib.base.errors import UserError, require_count
 from dlo_lib.hardware import Gpu
 from dlo_lib.hardware import gpu as find_gpu
 from dlo_lib.models import LlamaConfig

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 
 @dataclass(frozen=True)

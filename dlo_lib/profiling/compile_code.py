@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(.*?r?'''(.*?)'''", re.MULTILINE | re.DOTALL)
 CALLED_OUTSIDE = re.compile(r"\bextern_kernels\.(\w+)\(|torch\.ops\.aten\.(\w+)\.\w+\(")

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.launch import run_ranks
 from dlo_lib.profiling.compile_watch import CompileReport, watch_compilation
 

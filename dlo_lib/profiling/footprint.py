@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.models import LlamaConfig
 from dlo_lib.optim import Phase, Precision
 from dlo_lib.parallel.plan import ParallelPlan, ShortForm, ZeroStage

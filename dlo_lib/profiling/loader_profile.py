@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.comm.fake_ranks import fake_ranks
-from dlo_lib.errors import UserError
 from dlo_lib.kernels import FusedOperation, Kernels, fuse
 from dlo_lib.kernels.dispatch import around_twins
 from dlo_lib.kernels.llama import loss_options

@@ -11,7 +11,7 @@ Paper: Chowdhery et al., PaLM (arXiv:2204.02311), appendix B.
 
 from __future__ import annotations
 
-from dlo_lib.errors import UserError, require_count
+from dlo_lib.base.errors import UserError, require_count
 from dlo_lib.hardware import Gpu
 from dlo_lib.hardware import gpu as find_gpu
 from dlo_lib.models import LlamaConfig

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import FakeWork
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from dlo_lib.base.torch_compat import RELEASE
 from dlo_lib.models.llama import Attention
-from dlo_lib.torch_compat import RELEASE
 
 _IN_PLACE = (
     "broadcast_", "allreduce_", "allgather_", "_allgather_base_", "reduce_scatter_", "_reduce_scatter_base_",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dlo_lib.drawing import new_figure
+from dlo_lib.base.drawing import new_figure
 from dlo_lib.optim import Phase
 from dlo_lib.profiling.report import MemoryReport
 from dlo_lib.profiling.tracker import Part
@@ -51,7 +51,7 @@ def plot_memory(
         title: the title of the axes.
         ax: the axes to draw into; by default those of a new figure.
     """
-    from dlo_lib.notebook_figure import NotebookFigure
+    from dlo_lib.base.notebook_figure import NotebookFigure
 
     if ax is None:
         ax = new_figure(9, 4.5).subplots()

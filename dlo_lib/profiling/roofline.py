@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from dlo_lib.drawing import new_figure
-from dlo_lib.errors import UserError
+from dlo_lib.base.drawing import new_figure
+from dlo_lib.base.errors import UserError
 from dlo_lib.hardware import Gpu
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from dlo_lib.errors import UserError, require_count, unknown_name
+from dlo_lib.base.errors import UserError, require_count, unknown_name
 from dlo_lib.kernels import BackwardAdamW, FusedOperation, Kernels
 from dlo_lib.models import LlamaConfig, model_config
 from dlo_lib.optim import Precision

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 _CURES = {
     "data": "use more workers and prefetching, or make the transforms cheaper",

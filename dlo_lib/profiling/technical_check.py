@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dlo_lib.drawing import PHASES as PHASE_COLOURS
-from dlo_lib.drawing import new_figure
-from dlo_lib.errors import UserError, require_count
+from dlo_lib.base.drawing import PHASES as PHASE_COLOURS
+from dlo_lib.base.drawing import new_figure
+from dlo_lib.base.errors import UserError, require_count
 from dlo_lib.hardware import Gpu
 from dlo_lib.profiling.batch_memory import memory_of_batches
 from dlo_lib.profiling.chronometer import Chronometer

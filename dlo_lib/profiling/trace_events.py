@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 STEP = "ProfilerStep"
 """How the names of the events begin that ``torch.profiler`` writes for each step."""

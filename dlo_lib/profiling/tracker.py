@@ -24,8 +24,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dlo_lib.base.torch_compat import is_dtensor_class
 from dlo_lib.optim import Phase
-from dlo_lib.torch_compat import is_dtensor_class
 
 
 class Part(enum.Enum):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dlo_lib.errors import UserError
-from dlo_lib.text import tr, without_values
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr, without_values
 
 
 class TileError(UserError):

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.tiles import language
 from dlo_lib.tiles.faults import TileError
 from dlo_lib.tiles.launch import Traffic, run

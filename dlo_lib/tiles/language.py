@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 
 class constexpr:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from dlo_lib.errors import UserError
-from dlo_lib.text import tr
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 from dlo_lib.tiles import language
 from dlo_lib.tiles.cures import dtype_cure, instead_of
 from dlo_lib.tiles.faults import TileError

@@ -30,7 +30,7 @@ The room imports ``profiling``, ``parallel``, ``kernels``, ``optim``, ``models``
 ``comm`` and ``hardware``.
 """
 
-import dlo_lib.stop  # noqa: F401  first: under `python -m dlo_lib.train` it notes signals during the imports
+import dlo_lib.base.stop  # noqa: F401  first: under `python -m dlo_lib.train` it notes signals during the imports
 from dlo_lib.train.checkpoint import Checkpoint, newest
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.loop import TrainResult, train

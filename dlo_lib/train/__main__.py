@@ -19,18 +19,18 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from dlo_lib import progress
+from dlo_lib.base import progress
+from dlo_lib.base.errors import EXIT_BAD_INPUT, UserError
+from dlo_lib.base.lifetime import die_with
+from dlo_lib.base.stop import EXIT_STOPPED, ignore_stop_requests
+from dlo_lib.base.torch_version import check_torch
+from dlo_lib.base.usage import run_app
 from dlo_lib.comm.deadlock.detail import Explain
-from dlo_lib.errors import EXIT_BAD_INPUT, UserError
 from dlo_lib.launch import Place, explained, init_process_group, place
 from dlo_lib.launch.place import in_shell_of_srun
-from dlo_lib.lifetime import die_with
-from dlo_lib.stop import EXIT_STOPPED, ignore_stop_requests
-from dlo_lib.torch_version import check_torch
 from dlo_lib.train.config import Auto, TrainConfig, options
 from dlo_lib.train.control import AgreedError, Control
 from dlo_lib.train.loop import train
-from dlo_lib.usage import run_app
 
 _IN_SHELL = "a shell of srun --pty runs one rank; `srun --overlap` before the command starts all of them"
 

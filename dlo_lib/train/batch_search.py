@@ -24,8 +24,8 @@ from dataclasses import dataclass
 
 import torch
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data import RankSampler
-from dlo_lib.errors import UserError
 from dlo_lib.launch import Place
 from dlo_lib.models.moe import moe_layers
 from dlo_lib.optim import train_step

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlparse
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlo_lib import progress
-from dlo_lib.errors import UserError
-from dlo_lib.files import write_text
+from dlo_lib.base import progress
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import write_text
 from dlo_lib.models.checkpoint import save_checkpoint, save_config
 from dlo_lib.parallel.protocol import ParallelModel, WholeModel
 from dlo_lib.train.config import TrainConfig

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlo_lib.errors import UserError, unknown_name
-from dlo_lib.markup import render
+from dlo_lib.base.errors import UserError, unknown_name
+from dlo_lib.base.markup import render
 
 
 class Pick(enum.Enum):

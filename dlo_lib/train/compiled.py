@@ -25,8 +25,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlo_lib.errors import UserError
-from dlo_lib.files import cache_dir
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import cache_dir
 from dlo_lib.kernels.llama import FusedOperation, loss_options
 from dlo_lib.models.llama import Attention, Block
 from dlo_lib.models.moe import MoELayer

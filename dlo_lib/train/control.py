@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 
 class Decision(enum.IntEnum):

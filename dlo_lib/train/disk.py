@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dlo_lib.errors import UserError, no_space
+from dlo_lib.base.errors import UserError, no_space
 
 
 @contextmanager

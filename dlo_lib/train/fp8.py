@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.models.llama import MLP, Attention, Llama
 from dlo_lib.optim.precision.scaled_products import CAPABILITY, MULTIPLE, ScaledLinear
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import torch
 
-from dlo_lib import progress
+from dlo_lib.base import progress
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.ownership import owned
+from dlo_lib.base.stop import StopRequests
+from dlo_lib.base.text import tr
 from dlo_lib.data import batches
-from dlo_lib.errors import UserError
 from dlo_lib.launch import Place, init_process_group, place
 from dlo_lib.optim import train_step
-from dlo_lib.ownership import owned
 from dlo_lib.parallel.parallelize import local_tokens
 from dlo_lib.parallel.plan import ZeroStage
-from dlo_lib.stop import StopRequests
-from dlo_lib.text import tr
 from dlo_lib.train.batch_search import find_batch
 from dlo_lib.train.checkpoint import save
 from dlo_lib.train.compiled import losses_of_run

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from dlo_lib.errors import no_space
-from dlo_lib.files import write_text
+from dlo_lib.base.errors import no_space
+from dlo_lib.base.files import write_text
 
 METRICS_FILE = "metrics.jsonl"
 

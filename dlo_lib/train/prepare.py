@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import write_text
 from dlo_lib.data import RankSampler, TokenDataset, open_dataset
-from dlo_lib.errors import UserError
-from dlo_lib.files import write_text
 from dlo_lib.kernels import FusedAdamW, Kernels, fuse
 from dlo_lib.launch import Place
 from dlo_lib.models import Llama, model_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dlo_lib.text import tr
+from dlo_lib.base.text import tr
 from dlo_lib.train.metrics import Metrics
 
 

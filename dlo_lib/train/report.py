@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dlo_lib.base.text import tr
 from dlo_lib.hardware import Gpu, recognise
 from dlo_lib.launch import Place
 from dlo_lib.optim import Precision, StepResult
 from dlo_lib.profiling import mfu
-from dlo_lib.text import tr
 from dlo_lib.train.clock import NoClock, StepClock
 from dlo_lib.train.compiled import CompileClock
 from dlo_lib.train.config import TrainConfig

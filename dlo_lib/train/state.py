@@ -20,8 +20,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from dlo_lib.base.files import full_disk_as_os_error
 from dlo_lib.data import RankSampler
-from dlo_lib.files import full_disk_as_os_error
 from dlo_lib.models import Llama
 from dlo_lib.parallel.protocol import ParallelModel
 from dlo_lib.train.compiled import Compiled

@@ -740,9 +740,9 @@ from dataclasses import replace
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
+from dlo_lib.labkit import columns
 from dlo_lib.labkit.figures import ms, size
 from dlo_lib.labkit.side_by_side import lines_of
-from dlo_lib.text import columns
 
 
 def tracked_peak(config, batch, seq, checkpointing=False, **options) -> int:

@@ -912,8 +912,8 @@ print(
 # %% id="run_deepspeed" tags=["demo", "read"]
 from functools import partial
 
+from dlo_lib.labkit import columns
 from dlo_lib.labkit.stored_results import StoredResult, measured_or_stored
-from dlo_lib.text import columns
 
 
 def by_deepspeed(stage: int, steps: int) -> tuple[list[float], int]:

@@ -877,9 +877,9 @@ lab.check("checkpoint", instead={"Checkpoint": StandardCheckpoint})
 expected_held = {"simple": None, "yours": None, "yours, kept whole": None}
 
 # %% id="show_standard" tags=["demo", "read"]
+from dlo_lib.labkit import columns
 from dlo_lib.labkit.figures import MIB, ms, size
 from dlo_lib.labkit.side_by_side import lines_of
-from dlo_lib.text import columns
 
 predictions.require_numbers(expected_held)
 

@@ -240,7 +240,7 @@ explore(until, schedule=list(RUNS), time=range(int(max(run.makespan for run in R
 # A table can also be **wrong**. Here the order of the cells of rank 1 looks harmless. What happens to rank 0?
 
 # %% id="show_deadlock" tags=["demo"]
-from dlo_lib.errors import UserError
+from dlo_lib.labkit import UserError
 
 bad = [["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"]]
 try:

@@ -863,7 +863,7 @@ explore(sent_by_rank, kv_heads=[64, 32, 8, 1])
 # and change: `torch_compat` finds them in each release of PyTorch. Here they pass your checks of exercise 6, in both orders.
 
 # %% id="check_standard" tags=["demo", "read"]
-from dlo_lib.torch_compat import pytorch_ring, pytorch_ring_backward
+from dlo_lib.base.torch_compat import pytorch_ring, pytorch_ring_backward
 
 
 class PyTorchRing(torch.autograd.Function):

@@ -685,7 +685,7 @@ lab.check("padded")
 # %% id="check_standard" tags=["demo", "read"]
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 
-from dlo_lib.torch_compat import grouped_mm  # F.grouped_mm, or a loop
+from dlo_lib.base.torch_compat import grouped_mm  # F.grouped_mm, or a loop
 
 
 def with_grouped_mm(x, router, first, second, k: int, group=None, bias=None):

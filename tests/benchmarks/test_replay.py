@@ -4,9 +4,9 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.replay import Replay
+from dlo_lib.base.torch_compat import all_gather_single, reduce_scatter_single
 from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.launch import run_ranks
-from dlo_lib.torch_compat import all_gather_single, reduce_scatter_single
 
 SENT = ((1, 4), (2, 0))  # rows from each rank to each rank
 

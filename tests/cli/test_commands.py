@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from dlo_lib import cli
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import state_dir
 from dlo_lib.cli import doctor, jupyter, make
 from dlo_lib.cli.doctor import Diagnosis, examine, verdict
 from dlo_lib.cli.workspace import own_notebook
-from dlo_lib.errors import UserError
-from dlo_lib.files import state_dir
-from dlo_lib.grading.classroom import demo_class as classroom
+from dlo_lib.grading.classroom.publish import demo_class as classroom
 from dlo_lib.grading.lab.course import labs
 from dlo_lib.grading.notebook.progress import read_progress
 from dlo_lib.grading.sandbox import isolation

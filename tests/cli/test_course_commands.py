@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dlo_lib.cli import main
-from dlo_lib.grading.classroom.nbgrader_course import open_course
-from dlo_lib.grading.classroom.publication import publish
+from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
+from dlo_lib.grading.classroom.publish.publication import publish
 from dlo_lib.grading.judge.environment import environment
 from dlo_lib.grading.lab.course import find_lab, source_labs
 from dlo_lib.grading.lab.release import release_lab

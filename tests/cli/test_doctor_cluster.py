@@ -9,7 +9,7 @@ import pytest
 
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.cli.doctor_cluster import examine_cluster
-from dlo_lib.cluster import slurm
+from dlo_lib.cluster.slurm import commands
 from tests.cluster.fixtures import OTHER_SITE
 
 
@@ -18,9 +18,9 @@ def cluster_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("DLO_SITE", "DLO_ACCOUNT", "IDRPROJ", "WORK", "DLO_SITES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setattr(slurm, "is_available", lambda: True)
-    monkeypatch.setattr(slurm, "partitions", lambda: ("training", "debug"))
-    monkeypatch.setattr(slurm, "accounts", lambda: ("abc@a100", "abc@v100"))
+    monkeypatch.setattr(commands, "is_available", lambda: True)
+    monkeypatch.setattr(commands, "partitions", lambda: ("training", "debug"))
+    monkeypatch.setattr(commands, "accounts", lambda: ("abc@a100", "abc@v100"))
 
 
 def found() -> dict[str, Diagnosis]:
@@ -69,7 +69,7 @@ def test_a_home_with_little_room_is_named(monkeypatch, tmp_path):
 
 
 def test_a_site_with_slurm_on_a_machine_without_it(monkeypatch):
-    monkeypatch.setattr(slurm, "is_available", lambda: False)
+    monkeypatch.setattr(commands, "is_available", lambda: False)
     assert examine_cluster() == []
     monkeypatch.setenv("DLO_SITE", "jean-zay-a100")
     assert found()["site"].cure == "log in to the cluster to submit jobs"
@@ -77,8 +77,8 @@ def test_a_site_with_slurm_on_a_machine_without_it(monkeypatch):
 
 def test_a_controller_that_does_not_answer_is_one_line(monkeypatch):
     def silent() -> bool:
-        raise slurm.NoAnswer("scontrol has not answered for 60 s: try again later")
+        raise commands.NoAnswer("scontrol has not answered for 60 s: try again later")
 
-    monkeypatch.setattr(slurm, "is_available", silent)
+    monkeypatch.setattr(commands, "is_available", silent)
     (one,) = examine_cluster()
     assert (one.ok, one.found) == (False, "scontrol has not answered for 60 s: try again later")

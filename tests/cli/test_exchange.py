@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import dlo_lib
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import state_dir
 from dlo_lib.cli.jupyter import start_jupyterlab, write_jupyter_config
-from dlo_lib.errors import UserError
-from dlo_lib.files import state_dir
 from dlo_lib.grading.lab.exchange import ClassExchange, find_exchange, has_class
 
 ROOT = Path(dlo_lib.__file__).parents[1]

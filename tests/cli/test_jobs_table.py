@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dlo_lib.cluster import records, slurm, turns
-from dlo_lib.cluster.records import Record, Turn
-from dlo_lib.cluster.site import Scheduler
-from dlo_lib.cluster.states import ElementStatus, State
+from dlo_lib.cluster.run import records, turns
+from dlo_lib.cluster.run.records import Record, Turn
+from dlo_lib.cluster.site.description import Scheduler
+from dlo_lib.cluster.slurm import commands as slurm
+from dlo_lib.cluster.slurm.states import ElementStatus, State
 from tests.cli.in_process import Dlo, commands
 
 Recorded = Callable[..., Path]

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 import dlo_lib
+from dlo_lib.base.errors import UserError
 from dlo_lib.cli import submission
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.cli.jupyter import HIDDEN_FILES, start_url, write_jupyter_config
@@ -19,7 +20,6 @@ from dlo_lib.cli.machine import shown_findings
 from dlo_lib.cli.reports import record_report, show_report
 from dlo_lib.cli.submission import submit_lab
 from dlo_lib.cli.workspace import update_workspace, work_dir
-from dlo_lib.errors import UserError
 from dlo_lib.grading.judge.report import GRADED, NO_ATTEMPT, QuestionReport, Report
 from dlo_lib.grading.lab.course import course_root
 from dlo_lib.grading.lab.exchange import ClassExchange

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import dlo_lib
+from dlo_lib.base.files import STATE_PARTS, own_folder, state_dir
 from dlo_lib.cli import doctor
 from dlo_lib.cli.private import close_copies
 from dlo_lib.cli.workspace import update_workspace
-from dlo_lib.files import STATE_PARTS, own_folder, state_dir
 
 SHARED = {"exchange", "library"}  # no answers of a class are in them, and a class may share them
 

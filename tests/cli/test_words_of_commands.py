@@ -10,13 +10,13 @@ import pytest
 import typer
 from rich.console import Console
 
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import write_text
+from dlo_lib.base.text import span
 from dlo_lib.cli.grade import _continued
 from dlo_lib.cli.out import require_writable, writing
 from dlo_lib.cli.reports import progress_bar, show_report
-from dlo_lib.errors import UserError
-from dlo_lib.files import write_text
 from dlo_lib.grading.judge.report import GRADED, GRADED_WARN, Report
-from dlo_lib.text import span
 
 
 @pytest.mark.parametrize(

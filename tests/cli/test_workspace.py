@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.cli.workspace import fresh_copy, update_workspace, work_dir
-from dlo_lib.errors import UserError
 
 
 def own():

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dlo_lib.cluster.pytorch import check_pytorch
-from dlo_lib.cluster.site import PACKAGED, sites
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.cluster.site.description import PACKAGED, sites
+from dlo_lib.cluster.site.pytorch import check_pytorch
 from tests.cluster.virtual_slurm import Cluster, Nodes, attached
 
 _V100 = ("qos_gpu-t3", "qos_gpu-t4", "qos_gpu-dev")

@@ -18,10 +18,10 @@ import pytest
 from filelock import FileLock, SoftFileLock
 
 from dlo_lib import cluster
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.locks import file_lock
 from dlo_lib.cli import grade_slurm
-from dlo_lib.cluster import slurm
-from dlo_lib.errors import UserError
-from dlo_lib.locks import file_lock
+from dlo_lib.cluster.slurm import commands
 from dlo_lib.train import read_metrics
 from tests.cluster.fixtures import OTHER_SITE
 from tests.cluster.virtual_slurm import Cluster, Nodes, attached
@@ -113,9 +113,9 @@ def test_a_sweep_waits_element_by_element_and_a_job_for_any_end(centre):
 
 
 def test_a_time_that_no_partition_allows_is_shown_and_limits_the_default_of_the_graders(centre, capsys):
-    assert slurm.longest_time("debug") == timedelta(minutes=30)
-    assert slurm.longest_time("debug,training") == slurm.longest_time("") == timedelta(days=1)
-    assert slurm.longest_time("no-such-partition") is None
+    assert commands.longest_time("debug") == timedelta(minutes=30)
+    assert commands.longest_time("debug,training") == commands.longest_time("") == timedelta(days=1)
+    assert commands.longest_time("no-such-partition") is None
     asked = {"gpus": 1, "site": centre, "dry_run": True}
     cluster.submit(["true"], time="1:00:00", partition="debug", **asked)
     said = "partition debug allows 30 min, and the job asks for 1 h: SLURM may accept it and never start it"
@@ -302,7 +302,7 @@ def test_where_jobs_are_not_requeued_an_array_may_ask_for_it(stranger):
 
 
 def test_a_part_that_slurm_refuses_is_submitted_later(stranger, monkeypatch, capsys):
-    submit, refused = slurm.submit, [1]
+    submit, refused = commands.submit, [1]
 
     def once(script, *words, arguments=()):
         if refused and any(word.startswith("--output=") for word in words):
@@ -310,7 +310,7 @@ def test_a_part_that_slurm_refuses_is_submitted_later(stranger, monkeypatch, cap
             raise UserError("SLURM refuses the job: too many jobs")
         return submit(script, *words, arguments=arguments)
 
-    monkeypatch.setattr(slurm, "submit", once)
+    monkeypatch.setattr(commands, "submit", once)
     asked = {"gpus": 0, "site": stranger, "time": 5, "sweep": {"n": range(24)}}
     job = cluster.submit(["true"], **asked)
     assert "SLURM accepts 11 of 24 elements (SLURM refuses the job: too many jobs)" in capsys.readouterr().out

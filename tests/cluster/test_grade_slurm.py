@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from dlo_lib import cluster
+from dlo_lib.base.errors import UserError
 from dlo_lib.cli.grade_slurm import SlurmElements, Wanted, array_of_judges
-from dlo_lib.cluster import slurm, turns
-from dlo_lib.errors import UserError
+from dlo_lib.cluster.run import turns
+from dlo_lib.cluster.slurm import commands
 from dlo_lib.grading.lab.course import find_lab, source_labs
 from tests.grading.small_class import results
 
@@ -54,7 +55,7 @@ def test_an_array_gives_the_rows_of_one_machine_even_if_an_element_is_requeued(
         (job,) = cluster.jobs()
         running = [status.element for status in job.status() if status.state is cluster.State.RUNNING]
         if running:  # all may have ended on a fast machine: the rows are compared in any case
-            slurm.requeue(job.record.turns[-1].number, running[0])  # as a preemption does
+            commands.requeue(job.record.turns[-1].number, running[0])  # as a preemption does
         said, errors = grading.communicate(timeout=300)
     finally:
         grading.kill()
@@ -73,8 +74,8 @@ def test_an_element_that_slurm_does_not_requeue_is_submitted_again(tmp_path, mon
     job.requeue.side_effect = UserError("SLURM does not requeue the job: Job is not requeueable")
     SlurmElements(job).requeue(3)
     assert started == [(tmp_path, (3,))]
-    job.requeue.side_effect = slurm.NoAnswer("scontrol has not answered for 60 s")
-    with pytest.raises(slurm.NoAnswer):
+    job.requeue.side_effect = commands.NoAnswer("scontrol has not answered for 60 s")
+    with pytest.raises(commands.NoAnswer):
         SlurmElements(job).requeue(3)
     assert len(started) == 1, "it may have been requeued"
 

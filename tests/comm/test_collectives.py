@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.comm import collectives as ours
 from dlo_lib.comm.calls import Kind
 from dlo_lib.comm.collectives import (
@@ -19,7 +20,6 @@ from dlo_lib.comm.collectives import (
     fit_alpha_beta,
 )
 from dlo_lib.comm.tracing.recorder import trace_collectives
-from dlo_lib.errors import UserError
 from dlo_lib.launch import run_ranks
 
 SIZES = [(0,), (), (1,), (3,), (5, 7), (4, 12), (1000,)]

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from PIL import Image, ImageEnhance, ImageOps
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data.augment import RandAugment, cutmix, mixup
 from dlo_lib.data.augment.colours import COLOURS
 from dlo_lib.data.augment.geometry import GEOMETRY, warp
 from dlo_lib.data.augment.rand_augment import OPERATIONS
-from dlo_lib.errors import UserError
 
 CLASSES = 5
 

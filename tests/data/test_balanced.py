@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data import FeatureStatistics, balanced_order
-from dlo_lib.errors import UserError
 
 LABELS = torch.tensor([7] * 10 + [2] * 3 + [5])
 

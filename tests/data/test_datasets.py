@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data import (
     BYTE_VOCABULARY,
     END_OF_TEXT,
@@ -27,7 +28,6 @@ from dlo_lib.data import python_corpus as corpus_module
 from dlo_lib.data.arithmetic import PROBLEMS_PER_DOCUMENT, TOKENS_PER_PROBLEM, arithmetic, entropy
 from dlo_lib.data.documents import FlatDocuments, Selection
 from dlo_lib.data.python_corpus import corpus_file, python_corpus, source_files
-from dlo_lib.errors import UserError
 from dlo_lib.models import model_config
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data.images import LabelledImages, digits, standardised
 from dlo_lib.data.reproducible import permutation
-from dlo_lib.errors import UserError
 from tests.lazy import Lazy
 
 datasets = Lazy("sklearn.datasets")

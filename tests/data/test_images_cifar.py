@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data import images_cifar
 from dlo_lib.data.images_cifar import CLASSES, cifar10
-from dlo_lib.errors import UserError
 
 RNG = np.random.default_rng(0)
 TRAIN = (RNG.integers(0, 256, (23, 3, 32, 32), dtype=np.uint8), RNG.integers(0, 10, 23, dtype=np.uint8))

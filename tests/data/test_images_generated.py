@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data.images_generated import CLASSES, Difficulty, Level, _draw, _normal, _uniform, generated
-from dlo_lib.errors import UserError
 
 
 def directions(images: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data import IGNORE_INDEX, PADDING, Layout, RankSampler, Uneven, batches, collate, open_dataset
 from dlo_lib.data.reproducible import hashes, permutation
-from dlo_lib.errors import UserError
 
 ranks = st.integers(1, 5)
 batch_sizes = st.integers(1, 4)

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data import ShardedImages, write_shards
-from dlo_lib.errors import UserError
 
 COUNT = 23
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
-from dlo_lib.grading.classroom.publication import publish
+from dlo_lib.grading.classroom.gradebook.nbgrader_course import create_course, open_course
+from dlo_lib.grading.classroom.publish.publication import publish
 from dlo_lib.grading.judge.environment import environment
 from dlo_lib.grading.judge.judge import judge_notebook, zygote_for
 from dlo_lib.grading.judge.report import Report

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from dlo_lib.grading.classroom.batch import Options, grade_lab
-from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
-from dlo_lib.grading.classroom.publication import fill_source
+from dlo_lib.grading.classroom.gradebook.batch import Options, grade_lab
+from dlo_lib.grading.classroom.gradebook.nbgrader_course import create_course, open_course
+from dlo_lib.grading.classroom.publish.publication import fill_source
 from dlo_lib.grading.judge.client import RECORD_FILE, JudgeClient
 from dlo_lib.grading.judge.environment import environment
 from dlo_lib.grading.lab.course import find_lab, source_labs

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dlo_lib.hardware
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.hardware import gpu, gpus
 
 GIB = 2**30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.hpo.bootstrap import bootstrap_difference, bootstrap_mean
 from dlo_lib.hpo.draw import draw_timeline, draw_trials
 from dlo_lib.hpo.halving import SuccessiveHalving

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.hpo.gaussian_process import GaussianProcess, Kernel, fit
 from tests.lazy import Lazy
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.hpo.asha import Asha
 from dlo_lib.hpo.definition import Definition
 from dlo_lib.hpo.fixed_budget import EveryTrial, Grid

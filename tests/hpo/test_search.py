@@ -22,7 +22,8 @@ import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.lifetime import start_time
 from dlo_lib.hpo.asha import Asha
 from dlo_lib.hpo.definition import Definition, Sampler
 from dlo_lib.hpo.fixed_budget import EveryTrial, Grid
@@ -32,7 +33,6 @@ from dlo_lib.hpo.lease import is_alive
 from dlo_lib.hpo.population import PopulationBased
 from dlo_lib.hpo.search import ATTEMPTS, Search, Task
 from dlo_lib.hpo.table import NoTask
-from dlo_lib.lifetime import start_time
 
 SPACE = {"x": FloatDistribution(0.001, 1, log=True)}
 ASHA = Definition(SPACE, Asha(9, 1, 9), seed=3)

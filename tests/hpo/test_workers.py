@@ -13,7 +13,7 @@ import pytest
 from optuna.distributions import FloatDistribution
 
 from dlo_lib import cluster
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.hpo.asha import Asha
 from dlo_lib.hpo.dashboard import Dashboard
 from dlo_lib.hpo.definition import Definition

@@ -182,8 +182,8 @@ class ClassOnHub:
     def release(self, course: str, lab: str = LAB) -> None:
         """Release a lab as the account of a course, without its proofs, which other tests run."""
         script = (
-            "from dlo_lib.grading.classroom.nbgrader_course import open_course\n"
-            "from dlo_lib.grading.classroom.publication import publish\n"
+            "from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course\n"
+            "from dlo_lib.grading.classroom.publish.publication import publish\n"
             "from dlo_lib.grading.lab.course import find_lab, source_labs\n"
             f"publish(open_course('.'), find_lab({lab!r}, source_labs()), True)\n"
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.hub.dashboards import _optuna, below, proxied
 
 PREFIX = "/user/ada/optuna"

@@ -20,10 +20,10 @@ from typing import Any
 import psutil
 import pytest
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.cli.doctor_hub import examine_hub, token_of
 from dlo_lib.cli.doctor_hub_lists import judge_list
-from dlo_lib.errors import UserError
 from dlo_lib.hub.folders import as_account
 from dlo_lib.hub.membership import HubApi
 from dlo_lib.hub.read_settings import read_settings
@@ -249,7 +249,7 @@ def with_capitals(hub: ClassOnHub) -> Iterator[None]:
 
 def change(hub: ClassOnHub, method: str, student: str) -> None:
     script = (
-        "from dlo_lib.grading.classroom.nbgrader_course import open_course\n"
+        "from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course\n"
         f"with open_course('.').gradebook as gradebook: gradebook.{method}({student!r})\n"
     )
     done = as_account(hub.settings, hub.settings.course("deep"), "-c", script)

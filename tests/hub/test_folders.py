@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.usage import run_app
 from dlo_lib.cli.app import app
-from dlo_lib.errors import UserError
 from dlo_lib.hub import folders
 from dlo_lib.hub.read_settings import read_settings
 from dlo_lib.hub.user_group import user_group
-from dlo_lib.usage import run_app
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "hub"
 

@@ -91,7 +91,7 @@ def test_a_restart_of_the_hub_loses_no_server(hub: ClassOnHub) -> None:
 def test_a_student_who_leaves_the_roster_loses_the_course(hub: ClassOnHub) -> None:
     ada, blaise = map(hub.person, ("ada", "blaise"))
     script = f"""
-from dlo_lib.grading.classroom.nbgrader_course import open_course
+from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
 with open_course({str(hub.settings.course("deep").folder)!r}).gradebook as gradebook:
     gradebook.remove_student({blaise!r})
 """

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tornado.web import HTTPError
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.hub import accounts, kubernetes, lti
 from dlo_lib.hub.folders import write_jupyter_folders
 from dlo_lib.hub.read_settings import read_settings

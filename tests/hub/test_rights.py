@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.cli.hub_probe import enabled_extensions
-from dlo_lib.errors import UserError
 from dlo_lib.hub import kubernetes, rights
 from dlo_lib.hub.extensions import ROLES, disabled_in_lab, server_extensions
 from dlo_lib.hub.folders import write_jupyter_folders
@@ -75,7 +75,7 @@ def test_a_server_knows_the_courses_and_the_role_of_its_user(settings: HubSettin
 def test_idle_ranks_of_a_server_end_after_the_time_of_the_file(
     settings: HubSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dlo_lib.ranks_idle import idle_minutes
+    from dlo_lib.base.ranks_idle import idle_minutes
 
     for name, value in rights.user_environment(settings, "ada", set()).items():
         monkeypatch.setenv(name, value)

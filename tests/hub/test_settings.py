@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.hub.read_settings import read_settings
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "hub"

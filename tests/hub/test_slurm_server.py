@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dlo_lib.cluster.site import site
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.cluster.site.description import site
 from dlo_lib.hub.read_settings import read_settings
 from dlo_lib.hub.slurm_server import BATCH_SCRIPT, Offer, offer_of, reason_of, requests
 

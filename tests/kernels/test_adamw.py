@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.kernels import BackwardAdamW, FusedAdamW, adamw_update, using
 from tests.kernels.parity import BACKENDS, TOLERANCE, dtypes_of, random
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.kernels import (
     FlashAttention,
     KernelBackend,

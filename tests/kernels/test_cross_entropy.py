@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.kernels import CrossEntropyTerms, LossReduction, cross_entropy, linear_cross_entropy, using
 from dlo_lib.profiling.tracker import MemoryTracker
 from tests.kernels.parity import BACKENDS, check, dtypes_of, random, strided

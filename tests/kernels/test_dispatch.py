@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.kernels import KernelBackend, rms_norm, swiglu, using
 from dlo_lib.kernels.dispatch import SMALLEST, is_recorded, require_same, require_shape, uses_operators
 from tests.kernels.parity import random

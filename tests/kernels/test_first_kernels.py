@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.kernels import KernelBackend, dispatch, softmax, using, vector_add
 from tests.kernels.parity import (  # first: it sets TRITON_INTERPRET
     BACKENDS,

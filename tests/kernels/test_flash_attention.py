@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.kernels import FlashAttention, KernelBackend, flash_attention, using
 from dlo_lib.kernels.dispatch import has_triton
 from tests.kernels.parity import BACKENDS, NO_TRITON, check, close, dtypes_of, random

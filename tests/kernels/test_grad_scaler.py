@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.kernels import FusedAdamW, using
 from dlo_lib.optim.precision.loss_scaling import DynamicLossScaler
 from tests.kernels.parity import BACKENDS, random

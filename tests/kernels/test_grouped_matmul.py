@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.kernels import grouped_matmul
 from dlo_lib.kernels.dispatch import has_triton
 from tests.kernels.parity import BACKENDS, NO_TRITON, check, dtypes_of, random, strided

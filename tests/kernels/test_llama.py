@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.kernels import FusedAdamW, FusedOperation, KernelBackend, Kernels, LossHead, fuse, using
 from dlo_lib.kernels.llama import loss_options
 from dlo_lib.models import Llama, LlamaConfig, model_config

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.kernels import layer_norm, rms_norm, using
 from dlo_lib.models.llama import RMSNorm
 from tests.kernels.parity import BACKENDS, check, close, dtypes_of, random, strided

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.kernels.cases import Size, products
 from dlo_lib.kernels.dispatch import has_triton
 from dlo_lib.kernels.report import CompiledKernel, compile_kernels

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.kernels.triton_code import tuning
 
 TABLES = {

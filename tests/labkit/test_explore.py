@@ -10,7 +10,7 @@ from typing import Any
 import IPython.display
 import pytest
 
-from dlo_lib.drawing import new_figure
+from dlo_lib.base.drawing import new_figure
 from dlo_lib.labkit.explore import explore
 
 

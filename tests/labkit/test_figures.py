@@ -14,8 +14,8 @@ from matplotlib import style
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
-from dlo_lib import drawing
-from dlo_lib.cluster import dashboard
+from dlo_lib.base import drawing
+from dlo_lib.cluster.view import dashboard
 from dlo_lib.comm.tracing import timeline
 from dlo_lib.grading.lab.course import source_labs
 from dlo_lib.labkit import figures
@@ -194,7 +194,7 @@ def in_dark_theme(colour: str) -> tuple[float, ...]:
 
     The matrix of hue-rotate is that of the W3C's Filter Effects Module.
     """
-    page = (ROOT / "dlo_lib" / "templates" / "figure.html.j2").read_text()
+    page = (ROOT / "dlo_lib" / "base" / "templates" / "figure.html.j2").read_text()
     found = re.search(r"filter: invert\(([0-9.]+)\) hue-rotate\(180deg\);", page)
     assert found
     amount = float(found[1])

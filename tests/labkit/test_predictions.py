@@ -2,7 +2,7 @@
 
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.labkit.figures import panels
 from dlo_lib.labkit.predicted_bars import predicted_bars
 from dlo_lib.labkit.predictions import compared, mark_predicted, scaled

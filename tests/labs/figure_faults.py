@@ -17,7 +17,7 @@ from matplotlib.container import BarContainer
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from dlo_lib.notebook_figure import NotebookFigure
+from dlo_lib.base.notebook_figure import NotebookFigure
 
 WIDTH, HEIGHT = 1400, 1400  # pixels: a notebook on a screen is about 1000 wide
 SMALLEST = 9  # pixels: the height of a font

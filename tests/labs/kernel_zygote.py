@@ -82,7 +82,7 @@ def take_place(request: dict[str, Any]) -> None:
 def serve_trainings(listener: socket.socket, parent: int) -> NoReturn:
     """Fork a training for each connection, until a SIGTERM."""
     try:
-        importlib.import_module("dlo_lib.lifetime").die_with(parent)
+        importlib.import_module("dlo_lib.base.lifetime").die_with(parent)
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
         while True:
             line = listener.accept()[0]
@@ -101,7 +101,7 @@ def serve_trainings(listener: socket.socket, parent: int) -> NoReturn:
 
 def be_training(request: dict[str, Any], files: list[int]) -> NoReturn:
     """What ``python -m MODULE ...`` does in a new process with these standard files."""
-    importlib.import_module("dlo_lib.lifetime").die_with(os.getppid())
+    importlib.import_module("dlo_lib.base.lifetime").die_with(os.getppid())
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number, file in enumerate(files):
         os.dup2(file, number)
@@ -124,7 +124,7 @@ def wait_for_training(child: int, line: socket.socket) -> None:
 
 def main(parent: int, listener: socket.socket) -> None:
     del sys.path[0]  # this folder: a kernel starts without it
-    importlib.import_module("dlo_lib.lifetime").die_with(parent)
+    importlib.import_module("dlo_lib.base.lifetime").die_with(parent)
     # The import of ipykernel reads this: a kernel ends with this process.
     os.environ["JPY_PARENT_PID"] = str(os.getpid())
     for module in (*WARM, *OF_TRAININGS):

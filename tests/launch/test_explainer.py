@@ -13,9 +13,9 @@ import psutil
 import pytest
 import torch
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.comm.deadlock.detail import Explain
 from dlo_lib.comm.deadlock.node import EXIT_STUCK
-from dlo_lib.errors import UserError
 from dlo_lib.launch import Place
 from dlo_lib.launch.explainer import socket_name
 

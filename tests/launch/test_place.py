@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch.distributed as dist
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.launch import init_process_group, place, run_ranks
 from dlo_lib.launch.place import first_node, rendezvous, tasks_per_node
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from dlo_lib import rank_failures
+from dlo_lib.base import rank_failures
 from dlo_lib.comm.deadlock.node import EXIT_STUCK
 from dlo_lib.launch import Place
 from dlo_lib.launch.explainer import shared_folder
@@ -80,7 +80,7 @@ def test_an_error_on_one_machine_is_named_and_is_no_dead_lock_of_the_others(tmp_
 
 
 def test_a_dead_lock_ends_with_one_table_of_both_machines(tmp_path):
-    """Waits on both machines are in ``tests/cluster/test_first_failure.py``."""
+    """Waits on both machines are in ``tests/cluster/run/test_first_failure.py``."""
     (status, first), (_, second) = run(tmp_path, "leaves")
     assert status == EXIT_STUCK, first + second
     assert (first + second).count("DEADLOCK") == 1

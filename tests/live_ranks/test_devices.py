@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.launch import rank as launch_rank
 from dlo_lib.launch.rank import Meeting, join
 from dlo_lib.live_ranks.devices import Devices, gpu_each, note_on_gpus

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.ranks_idle import RANKS_IDLE
 from dlo_lib.launch import client
 from dlo_lib.live_ranks.handle import Ranks
-from dlo_lib.ranks_idle import RANKS_IDLE
 
 
 def wait_for_release(ranks: Ranks) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.models import Llama, LlamaConfig, RopeScaling, model_config
 from dlo_lib.models.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from dlo_lib.models.hf_config import config_from_hf, config_to_hf

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.models import LlamaConfig, model_config
 from dlo_lib.models.hf_config import config_from_hf, config_to_hf
 from dlo_lib.profiling import measure_memory

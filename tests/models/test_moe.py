@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data import batches
-from dlo_lib.errors import UserError
 from dlo_lib.models import GateWeights, Llama, MoEConfig, MoELayer, model_config
 from dlo_lib.models.checkpoint import load_checkpoint, save_checkpoint
 from dlo_lib.models.counts import active_parameters, flops_per_token, parameters

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.launch import run_ranks
 from dlo_lib.optim.draw import draw_range_test
 from dlo_lib.optim.finder import RangeTest, range_test, range_test_with_reset, smooth

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.optim.plateau import PlateauState, ReduceOnPlateau
 
 losses_so_far = st.lists(st.sampled_from([0.5, 0.9, 0.99, 1.0, 1.01, 3.0, math.nan]), min_size=1, max_size=60)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.optim.adapter import ScheduleLR
 from dlo_lib.optim.draw import draw_schedules
 from dlo_lib.optim.schedules import (

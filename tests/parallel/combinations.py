@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data.tokens import IGNORE_INDEX
-from dlo_lib.errors import UserError
 from dlo_lib.models import Llama, LlamaConfig, MoEConfig
 from dlo_lib.optim import train_step
 from dlo_lib.parallel.checkpoint import load_sharded, save_sharded

@@ -16,7 +16,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.launch import run_ranks
 from dlo_lib.parallel.context import ContextKind, SequencePlacement
 from dlo_lib.parallel.mesh import DIMENSIONS

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.launch import run_ranks
 from dlo_lib.parallel import DDP, FSDP
 from dlo_lib.parallel.pipeline.runtime import Pipeline

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data.tokens import IGNORE_INDEX
-from dlo_lib.errors import UserError
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.models import Llama, model_config
 from dlo_lib.optim import train_step

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.comm.tracing.recorder import trace_collectives
-from dlo_lib.errors import UserError
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.parallel import DDP, SyncBatchNorm
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.hardware import gpu
 from dlo_lib.profiling import memory_footprint
 from dlo_lib.profiling.capacity import largest_batch, ranks_needed, step_fits

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.profiling import compile_time
 from dlo_lib.profiling.compile_time import (
     Backend,

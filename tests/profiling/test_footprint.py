@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.models import model_config
 from dlo_lib.optim import Phase
 from dlo_lib.profiling import OptimizerStep, Part, measure_memory, memory_footprint

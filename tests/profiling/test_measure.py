@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from benchmarks.memory import mem_tracker_peak
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.torch_compat import RELEASE
 from dlo_lib.models import model_config
 from dlo_lib.models.counts import parameters as count
 from dlo_lib.optim import Phase
@@ -23,7 +24,6 @@ from dlo_lib.parallel.plan import ParallelPlan
 from dlo_lib.profiling import OPTIMIZERS, MemoryReport, MemoryTracker, OptimizerStep, Part, measure_memory
 from dlo_lib.profiling.measure import record_step
 from dlo_lib.profiling.settings import StepSettings
-from dlo_lib.torch_compat import RELEASE
 
 GIB = 2**30
 PSI = 3_212_749_824  # the number of parameters of Llama 3.2 3B

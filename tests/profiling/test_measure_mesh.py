@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.models import LlamaConfig, model_config
 from dlo_lib.optim import train_step
 from dlo_lib.parallel.pipeline.p2p import StageP2P

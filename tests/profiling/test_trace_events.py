@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.profiling import TraceEvent, covered, overlap, phase_times, read_trace, self_times
 from dlo_lib.profiling.trace_events import main_track, union
 

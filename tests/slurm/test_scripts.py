@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dlo_lib.cluster import slurm, slurm_scripts
-from dlo_lib.cluster.states import State
+from dlo_lib.cluster.script import ready_made
+from dlo_lib.cluster.slurm import commands
+from dlo_lib.cluster.slurm.states import State
 from dlo_lib.train import newest, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +62,7 @@ def sbatch(*words: str) -> int:
 
 
 def states_of(jobs: list[int]) -> list[State]:
-    return [row.state for job in jobs for row in slurm.queue(job).values()]
+    return [row.state for job in jobs for row in commands.queue(job).values()]
 
 
 def until_over(jobs: list[int], folder: Path) -> None:
@@ -79,7 +80,7 @@ def printed(folder: Path) -> str:
 
 def test_the_scripts_equal_the_output_of_the_template():
     written = {name: (FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS}
-    assert written == slurm_scripts.scripts(), "run python -m dlo_lib.cluster.slurm_scripts slurm"
+    assert written == ready_made.scripts(), "run python -m dlo_lib.cluster.script.ready_made slurm"
 
 
 CENTRE = """
@@ -95,7 +96,7 @@ options = { mem = "8G" }
 
 def test_the_scripts_for_another_site_have_its_options(tmp_path):
     (tmp_path / "centre.toml").write_text(CENTRE)
-    slurm_scripts.main(str(tmp_path), str(tmp_path / "centre.toml"))
+    ready_made.main(str(tmp_path), str(tmp_path / "centre.toml"))
     written = {name: (tmp_path / name).read_text(encoding="utf-8") for name in SCRIPTS}
     for text in written.values():
         assert "#SBATCH --partition=cpu " in text
@@ -170,8 +171,8 @@ def test_a_chain_runs_its_links_in_order(jean_zay, at_home):
     words = ["--account=abc@v100", str(FOLDER / "train.sbatch"), *SMALL, "--resume", "--out", "out"]
     done = subprocess.run([FOLDER / "chain.sh", "2", *words], capture_output=True, text=True)
     first, second = map(int, done.stdout.split())
-    assert slurm.queue(second)[0].state is State.PENDING
-    assert slurm.queue(second)[0].reason == "Dependency"
+    assert commands.queue(second)[0].state is State.PENDING
+    assert commands.queue(second)[0].reason == "Dependency"
     until_over([first, second], at_home)
     assert "finished at step 2" in (at_home / f"train-{first}.out").read_text()
     assert [line.step for line in read_metrics(at_home / "out")] == [1, 2]

@@ -9,7 +9,7 @@ import torch
 
 import dlo_lib.tiles as triton
 import dlo_lib.tiles.language as tl
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.tiles.kernel import TileKernel
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.launch import run_ranks
 from dlo_lib.train import TrainConfig, batch_search, newest, read_metrics, train
 from dlo_lib.train.__main__ import parse

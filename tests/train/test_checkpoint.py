@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.models.checkpoint import load_checkpoint
 from dlo_lib.train import newest, train

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.stop import EXIT_STOPPED
 from dlo_lib.comm.deadlock.node import EXIT_STUCK
-from dlo_lib.errors import UserError
 from dlo_lib.grading.sandbox.limits import descendants
 from dlo_lib.launch import place
 from dlo_lib.launch.place import FIRST_PORT, PORTS
-from dlo_lib.stop import EXIT_STOPPED
 from dlo_lib.train import TrainConfig, loop, read_metrics
 from dlo_lib.train.__main__ import _script_knows, main, parse
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.train import train
 from dlo_lib.train.compare import Pick, RunScalars, compare_runs, read_runs
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.launch import run_ranks
 from dlo_lib.profiling.compile_watch import CompileReport, watch_compilation
 from dlo_lib.train import TrainConfig, TrainResult, compiled, loop, read_metrics, report, train

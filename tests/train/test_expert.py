@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.train import TrainConfig, TrainResult, read_metrics, train
 from tests.train.test_context import trained_in_turn

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.launch import run_ranks
 from dlo_lib.models import Llama, model_config
 from dlo_lib.optim.precision import ScaledLinear, fp8_matmul, scaled_matmul

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.launch import run_ranks
 from dlo_lib.train import train
 from dlo_lib.train.__main__ import parse

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.launch import RankFailure, run_ranks
 from dlo_lib.parallel.mesh import Degrees
 from dlo_lib.parallel.pipeline.table import ScheduleKind

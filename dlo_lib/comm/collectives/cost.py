@@ -23,7 +23,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 
 class Algorithm(enum.Enum):

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.comm.collectives.messages import Communicator
-from dlo_lib.errors import UserError
 
 
 def all_to_all(

@@ -26,8 +26,8 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.comm.collectives.messages import Communicator, Reduction
-from dlo_lib.errors import UserError
 
 
 def all_reduce(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import os
 
-from dlo_lib.errors import unknown_name
+from dlo_lib.base.errors import unknown_name
 
 VARIABLE = "DLO_EXPLAIN"
 

@@ -1,7 +1,7 @@
 """The rows of ranks on other machines: each machine's watcher writes those of its ranks into a shared folder.
 
     rows-0.json, rows-1.json    what the ranks of machine 0, of machine 1 do, written by their watchers
-    failure-*.json, verdict.json    see ``dlo_lib.rank_failures``
+    failure-*.json, verdict.json    see ``dlo_lib.base.rank_failures``
 
 A watcher writes only when one of its ranks has not moved for ``QUIET_S`` seconds, has ended or has lost its
 connection, so a training whose steps are shorter writes nothing. One watcher decides for all: the one of the
@@ -21,12 +21,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from dlo_lib import rank_failures
+from dlo_lib.base import rank_failures
+from dlo_lib.base.files import write_text
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.comm.deadlock.board import Activity
 from dlo_lib.comm.deadlock.stuck_ranks import RankView
 from dlo_lib.comm.deadlock.watcher import Watcher
-from dlo_lib.files import write_text
 
 QUIET_S = 5.0
 """Seconds without a move after which the row of a rank is written, and time between two readings."""

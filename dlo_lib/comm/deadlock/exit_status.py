@@ -13,7 +13,7 @@ import re
 import signal
 from pathlib import Path
 
-from dlo_lib.text import tr
+from dlo_lib.base.text import tr
 
 _ROOT = Path("/")
 _NO_LIMIT = 1 << 60  # version 1 of control groups writes a huge number

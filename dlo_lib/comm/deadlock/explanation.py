@@ -10,6 +10,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
+from dlo_lib.base.text import WIDTH, columns, shortened, tr
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.comm.deadlock.board import Activity
 from dlo_lib.comm.deadlock.reasons import why
@@ -25,7 +26,6 @@ from dlo_lib.comm.deadlock.vocabulary import (
     what,
     where,
 )
-from dlo_lib.text import WIDTH, columns, shortened, tr
 
 
 def deadlock(

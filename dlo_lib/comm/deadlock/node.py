@@ -29,15 +29,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlo_lib import rank_failures
+from dlo_lib.base import rank_failures
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.rank_failures import FailureReport
+from dlo_lib.base.text import tr
 from dlo_lib.comm.deadlock.board import Activity, Board
 from dlo_lib.comm.deadlock.detail import Explain
 from dlo_lib.comm.deadlock.exchange import NodeExchange
 from dlo_lib.comm.deadlock.exit_status import MemoryKills, describe_exit
 from dlo_lib.comm.deadlock.watcher import POLL_S, Watcher
-from dlo_lib.errors import UserError
-from dlo_lib.rank_failures import FailureReport
-from dlo_lib.text import tr
 
 EXIT_STUCK = 3
 """The exit status of a rank that was stopped because no progress was possible."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dlo_lib.base.text import tr
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.comm.deadlock.board import Activity
 from dlo_lib.comm.deadlock.stuck_ranks import RankView
 from dlo_lib.comm.deadlock.vocabulary import ranks_in_words, what
-from dlo_lib.text import tr
 
 
 def why(views: Mapping[int, RankView], stuck: Mapping[int, set[int]], names: Mapping[str, str]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import linecache
 from collections.abc import Callable, Iterable, Mapping
 
+from dlo_lib.base.text import tr
 from dlo_lib.comm.calls import Call, Kind
-from dlo_lib.text import tr
 
 NameFile = Callable[[str], str]
 """Maps a file name to the name to show; a notebook's cell has a generated file name."""

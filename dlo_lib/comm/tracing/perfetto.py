@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dlo_lib.base.files import write_text
 from dlo_lib.comm.tracing.events import Event
-from dlo_lib.files import write_text
 
 MICROSECONDS = 1e6
 THREAD = 1  # of the waits; 0 is the idle thread of Linux, which viewers treat apart

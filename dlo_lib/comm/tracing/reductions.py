@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dlo_lib.torch_compat import RELEASE
+from dlo_lib.base.torch_compat import RELEASE
 
 UNKNOWN = "?"
 _READABLE = RELEASE >= (2, 10)

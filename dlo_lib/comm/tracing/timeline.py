@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dlo_lib.base.drawing import new_figure, rows_of_ranks
 from dlo_lib.comm.calls import Kind
 from dlo_lib.comm.tracing.events import Event
-from dlo_lib.drawing import new_figure, rows_of_ranks
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

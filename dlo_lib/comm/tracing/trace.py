@@ -14,11 +14,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dlo_lib.base.text import columns
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.comm.tracing.events import Event, Moment
 from dlo_lib.comm.tracing.matching import match_events
 from dlo_lib.comm.tracing.perfetto import write_perfetto
-from dlo_lib.text import columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

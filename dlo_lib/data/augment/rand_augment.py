@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data.augment.colours import COLOURS
 from dlo_lib.data.augment.geometry import GEOMETRY, warp
-from dlo_lib.errors import UserError
 
 MAGNITUDES = 30
 """The largest magnitude: the paper divides each range into 30 steps."""

@@ -31,8 +31,8 @@ Rules: a module of ``checks/`` contains no answer (only properties, the non-para
 Random data come from ``t``, with several sizes and world sizes. Compare all ranks. Do not use counts or times
 that the student's side returns. ``t.number``, ``t.equal``, ``t.close``, ``t.tensor`` and ``t.items`` check
 the type first, so that no returned value makes the check itself fail. Messages are templates of
-:func:`dlo_lib.text.tr`; values are passed by name. Of a hidden check students see the title and the author's
-words without values: nothing that came from the student's process.
+:func:`dlo_lib.base.text.tr`; values are passed by name. Of a hidden check students see the title and the
+author's words without values: nothing that came from the student's process.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dlo_lib.text import tr
+from dlo_lib.base.text import tr
 
 MAX_TEXT = 300
 MAX_SOURCE = 120

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.exceptions import Wrong
-from dlo_lib.text import tr
 
 MOST_ELEMENTS, MOST_NODES, MOST_DIGITS = 1 << 17, 2000, 1 << 62
 

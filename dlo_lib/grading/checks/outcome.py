@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.codec import NotPlain
 from dlo_lib.grading.checks.contract import (
     Check,
@@ -24,7 +25,6 @@ from dlo_lib.grading.checks.contract import (
 )
 from dlo_lib.grading.checks.status import Status as Status
 from dlo_lib.grading.checks.status import unreadable
-from dlo_lib.text import tr
 
 
 class Ended(Exception):

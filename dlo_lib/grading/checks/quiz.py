@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dlo_lib.base.markup import render
+from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.contract import Check, Student, Trial, Wrong
 from dlo_lib.grading.checks.quiz_question import NAME, Answer, Question
-from dlo_lib.markup import render
-from dlo_lib.text import tr
 
 
 def quiz_complete(quiz: Mapping[str, Question], points: float, name: str = NAME) -> Check:

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from dlo_lib.base.text import tr
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.grading.checks.exceptions import Unmeasured, Wrong
-from dlo_lib.text import tr
 
 Value = TypeVar("Value")
 KEPT_NUMBERS = 4096  # of what a rank sends in one call, at most

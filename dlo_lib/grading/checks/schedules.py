@@ -14,12 +14,12 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.exceptions import Wrong
 from dlo_lib.grading.checks.trial import Trial
 from dlo_lib.parallel.pipeline.simulate import Costs, Simulation, simulate
 from dlo_lib.parallel.pipeline.table import COMPUTE, Action, ActionKind, B, F, I, Schedule, W
-from dlo_lib.text import tr
 
 MOST_CELLS = 20_000
 LONGEST_CELL = 40  # characters

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from dlo_lib.text import tr
+from dlo_lib.base.text import tr
 
 
 class Status(Enum):

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.exceptions import Wrong
 from dlo_lib.grading.checks.words import agreeing, words_of
-from dlo_lib.text import tr
 
 SHORT = 80  # characters of a student's value in a message
 MOST_DRAWS = 1000  # of cases by `draw_until`

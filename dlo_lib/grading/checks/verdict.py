@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dlo_lib.base.markup import message_html, render
+from dlo_lib.base.text import span, tr
 from dlo_lib.grading.checks.status import Status
-from dlo_lib.markup import message_html, render
-from dlo_lib.text import span, tr
 
 if TYPE_CHECKING:
     from dlo_lib.grading.checks.outcome import Outcome

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import CodeType, FrameType
 from typing import Any
 
-from dlo_lib.text import tr, without_values
+from dlo_lib.base.text import tr, without_values
 
 MAX_FRAMES = 12  # from the comparison up to the check
 MAX_DEPTH = 4  # of containers in a module's constants

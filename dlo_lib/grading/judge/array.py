@@ -19,7 +19,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.interpreter import trusted_python
+from dlo_lib.base.text import tr
 from dlo_lib.grading.judge.array_element import write_settings
 from dlo_lib.grading.judge.client import (
     NEEDS_JUDGE,
@@ -35,8 +37,6 @@ from dlo_lib.grading.judge.work_queue import WorkQueue
 from dlo_lib.grading.lab.course import LabInfo, source_folder
 from dlo_lib.grading.lab.source import read_lab
 from dlo_lib.grading.sandbox.isolation import required_isolation
-from dlo_lib.interpreter import trusted_python
-from dlo_lib.text import tr
 
 QUEUE = "array-"  # prefix of a queue's folder in the folder of the lab's grades
 MAX_STARTS = 4  # of one element

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from dlo_lib.files import write_text
+from dlo_lib.base.files import write_text
 from dlo_lib.grading.judge.client import JudgeClient, JudgeJob
 from dlo_lib.grading.judge.work_queue import WorkQueue
 from dlo_lib.grading.lab.course import LabInfo, find_lab, source_labs

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from dlo_lib.base.text import tr
 from dlo_lib.comm.deadlock.vocabulary import what, where
 from dlo_lib.grading.checks.codec import NotPlain, unpack
 from dlo_lib.grading.checks.contract import Nudge, Run, Scenario, Wrong
@@ -35,7 +36,6 @@ from dlo_lib.grading.switch.exchange import Exchange
 from dlo_lib.grading.switch.scenario import as_wrong, code_of, finished_run, has_marks
 from dlo_lib.grading.switch.server import SwitchServer
 from dlo_lib.grading.switch.wire import Frame
-from dlo_lib.text import tr
 
 MOST_IMPORTS = 100  # of a submission, that the zygote is asked for
 GRACE = 0.3  # seconds that other ranks have after the first failure to report an earlier cause

@@ -15,10 +15,10 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
+from dlo_lib.base.text import tr
 from dlo_lib.grading.lab.names import defined_names
 from dlo_lib.grading.lab.source import Cell, CellKind, LabSource
 from dlo_lib.grading.lab.syntax import parsed
-from dlo_lib.text import tr
 
 MAX_CELLS = 5_000
 MAX_OWN = 4 << 20  # characters of all cells that a student added, and of all answers

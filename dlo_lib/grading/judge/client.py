@@ -21,10 +21,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.interpreter import trusted_python
+from dlo_lib.base.text import tr
 from dlo_lib.grading.lab.course import LabInfo, source_folder
-from dlo_lib.interpreter import trusted_python
-from dlo_lib.text import tr
 
 STARTS = 4  # of the service, in one batch
 NEEDS_JUDGE = 3  # exit status of a screening that found something to run

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from filelock import Timeout
 
-from dlo_lib.errors import UserError
-from dlo_lib.locks import file_lock
-from dlo_lib.text import tr
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.locks import file_lock
+from dlo_lib.base.text import tr
 
 LOCK_FILE = "lock"
 

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dlo_lib.base.text import tr
 from dlo_lib.grading.judge.cells import Submission, as_dict, rebuild_submission, replace_surrogates
 from dlo_lib.grading.lab.source import LabSource
 from dlo_lib.grading.sandbox.limits import limit_growth
-from dlo_lib.text import tr
 
 MAX_BYTES = 100 << 20
 MAX_MEMORY = 1536 << 20  # bytes to parse a file: text of ``MAX_BYTES`` needs up to 9 times its size

@@ -28,7 +28,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.contract import Check, Student
 from dlo_lib.grading.checks.outcome import Outcome, Status, run_check, seed_for
 from dlo_lib.grading.checks.quiz_question import NAME as QUIZ
@@ -50,7 +51,6 @@ from dlo_lib.grading.lab.modules import LabChecks, load_checks
 from dlo_lib.grading.lab.released_lab import released_lab
 from dlo_lib.grading.lab.source import TEST_PREFIX, CellKind, LabSource
 from dlo_lib.grading.sandbox.host import Zygote
-from dlo_lib.text import tr
 
 MAX_LEFT_OUT = 2  # added cells that are found and left out one by one; after that, all of them are left out
 MAX_TIMEOUTS = 2  # of one question judged alone; its other checks then count as timed out

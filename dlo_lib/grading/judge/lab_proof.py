@@ -19,8 +19,9 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from dlo_lib.errors import UserError
-from dlo_lib.files import write_text
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import write_text
+from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.outcome import Status
 from dlo_lib.grading.checks.quiz_question import NAME as QUIZ
 from dlo_lib.grading.judge.cells import Submission
@@ -44,7 +45,6 @@ from dlo_lib.grading.lab.source import (
 )
 from dlo_lib.grading.lab.text_rules import exercise_faults, hint_faults, page_faults, prediction_faults
 from dlo_lib.grading.sandbox.host import Zygote
-from dlo_lib.text import tr
 
 LEAST_MUTANTS = 5
 MOST_HIDDEN = 0.25  # of the points of a lab

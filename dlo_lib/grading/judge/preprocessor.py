@@ -35,7 +35,8 @@ from nbgrader.preprocessors import Execute, NbGraderPreprocessor
 from nbgrader.utils import is_grade
 from traitlets import Bool
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.verdict import releases
 from dlo_lib.grading.judge.client import LOG_FILE as LOG_FILE
 from dlo_lib.grading.judge.client import SECRET_FILE as SECRET_FILE
@@ -44,7 +45,6 @@ from dlo_lib.grading.judge.environment import environment
 from dlo_lib.grading.judge.grader_lock import only_grader
 from dlo_lib.grading.lab.course import LAB_FILE, find_lab, given_folder, source_labs
 from dlo_lib.grading.lab.source import TEST_PREFIX, LabSource, read_lab, source_folder, text_source
-from dlo_lib.text import tr
 
 if TYPE_CHECKING:
     from nbgrader.coursedir import CourseDirectory

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlo_lib.files import write_aside
+from dlo_lib.base.files import write_aside
 
 if TYPE_CHECKING:
     from dlo_lib.grading.lab.modules import LabChecks  # imports torch, which `stands` does without

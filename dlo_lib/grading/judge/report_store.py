@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import dlo_lib
-from dlo_lib.files import write_text
+from dlo_lib.base.files import write_text
 from dlo_lib.grading.judge.intake import MAX_BYTES, notebooks_beside
 from dlo_lib.grading.judge.report import CheckReport, QuestionReport, Report
 from dlo_lib.grading.lab.course import BUILT_FILES, given_folder

@@ -27,7 +27,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dlo_lib.files import write_text
+from dlo_lib.base.files import write_text
+from dlo_lib.base.lifetime import die_with
+from dlo_lib.base.text import tr
 from dlo_lib.grading.judge.client import NEEDS_JUDGE
 from dlo_lib.grading.judge.lab_zygote import zygote_for
 from dlo_lib.grading.judge.rebuilt_notebook import rebuild
@@ -36,8 +38,6 @@ from dlo_lib.grading.judge.report_store import StoredReport, lab_key
 from dlo_lib.grading.lab.source import LabSource, notebook_text, read_lab
 from dlo_lib.grading.sandbox.huge_pages import collapse
 from dlo_lib.grading.sandbox.isolation import Isolation, Unsandboxed, marked, required_isolation
-from dlo_lib.lifetime import die_with
-from dlo_lib.text import tr
 
 if TYPE_CHECKING:
     from dlo_lib.grading.judge.cells import Submission

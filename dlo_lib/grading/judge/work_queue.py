@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from dlo_lib.files import write_text
+from dlo_lib.base.files import write_text
 from dlo_lib.grading.judge.client import JudgeJob
 
 

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 import dlo_lib
-from dlo_lib.errors import UserError, unknown_name
+from dlo_lib.base.errors import UserError, unknown_name
 
 LAB_FILE = "lab.toml"
 GLOSSARY = "GLOSSARY.md"  # in labs/: the terms of all labs

@@ -11,12 +11,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.quiz_question import NAME as QUIZ
 from dlo_lib.grading.checks.quiz_question import POINTS as QUIZ_POINTS
 from dlo_lib.grading.checks.quiz_question import Answer
 from dlo_lib.grading.lab.course import IN_GRADING_FILE, given_folder, read_lab_info
-from dlo_lib.text import tr
 
 CHECKS_FOLDER = "checks"
 HIDDEN = "hidden"

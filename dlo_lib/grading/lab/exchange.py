@@ -15,8 +15,8 @@ from pathlib import Path
 
 from jupyter_core.paths import jupyter_config_path
 
-from dlo_lib.errors import UserError
-from dlo_lib.files import state_dir
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import state_dir
 
 _ROOT = re.compile(r"^\s*c\.Exchange\.root\s*=\s*(.*)$", re.MULTILINE)
 

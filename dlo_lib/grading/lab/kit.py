@@ -15,8 +15,9 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from dlo_lib.errors import UserError
-from dlo_lib.files import write_aside
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import write_aside
+from dlo_lib.base.text import tr
 from dlo_lib.grading.lab.course import (
     GLOSSARY,
     QUIZ_ANSWERS_FILE,
@@ -25,7 +26,6 @@ from dlo_lib.grading.lab.course import (
     source_labs,
 )
 from dlo_lib.grading.lab.release import LEFT_BY_TOOLS, check_course_in_step, released_files
-from dlo_lib.text import tr
 
 NAME = "dlo-kit"
 FILES = (

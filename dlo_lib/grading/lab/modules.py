@@ -18,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.torch_version import check_torch
 from dlo_lib.grading.checks.contract import Check
 from dlo_lib.grading.checks.quiz import quiz_complete, quiz_right
 from dlo_lib.grading.checks.quiz_question import POINTS, Answer, Question
 from dlo_lib.grading.lab.course import read_lab_info
 from dlo_lib.grading.lab.declared import ANSWERS, CHECKS_FOLDER, HIDDEN, check_modules
-from dlo_lib.torch_version import check_torch
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 
-from dlo_lib.errors import UserError, unknown_name
+from dlo_lib.base.errors import UserError, unknown_name
 from dlo_lib.grading.lab.source import CellKind, LabSource
 
 FILE = "mutants.py"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dlo_lib.errors import UserError
-from dlo_lib.files import write_text
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import write_text
+from dlo_lib.base.text import tr
 from dlo_lib.grading.lab.course import LAB_FILE, course_root, given_folder, source_labs
 from dlo_lib.grading.lab.release import home_of
-from dlo_lib.text import tr
 
 TEMPLATE = Path(__file__).parent / "template"
 NAME = re.compile(r"(\d{2})_([a-z][a-z0-9_]*)")

@@ -12,11 +12,11 @@ import binascii
 import json
 from pathlib import Path
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.quiz_question import Answer
 from dlo_lib.grading.lab.course import QUIZ_ANSWERS_FILE
 from dlo_lib.grading.lab.declared import declared_answers
-from dlo_lib.text import tr
 
 
 def quiz_answers_text(folder: Path) -> str:

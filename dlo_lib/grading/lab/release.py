@@ -23,8 +23,9 @@ from nbgrader.preprocessors import (
     NbGraderPreprocessor,
 )
 
-from dlo_lib.errors import UserError
-from dlo_lib.files import write_aside
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import write_aside
+from dlo_lib.base.text import tr
 from dlo_lib.grading.lab.clear_solutions import ClearLabSolutions
 from dlo_lib.grading.lab.course import (
     BUILT_FILES,
@@ -49,7 +50,6 @@ from dlo_lib.grading.lab.source import (
     text_source,
 )
 from dlo_lib.grading.lab.text_rules import width_faults
-from dlo_lib.text import tr
 
 CURE = "run `make labs`"
 FIGURES = "figures.py"

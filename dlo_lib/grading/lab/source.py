@@ -34,7 +34,7 @@ import jupytext
 import nbformat
 from nbformat import NotebookNode
 
-from dlo_lib.errors import UserError, unknown_name
+from dlo_lib.base.errors import UserError, unknown_name
 from dlo_lib.grading.lab.clear_solutions import ClearLabSolutions
 from dlo_lib.grading.lab.course import LAB_FILE, LabInfo, given_folder, read_course_lab
 from dlo_lib.grading.lab.course import source_folder as source_folder

@@ -12,7 +12,7 @@ import re
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from dlo_lib.text import tr
+from dlo_lib.base.text import tr
 
 DEADLINES_FILE = "dlo-deadlines.json"
 """In a course's folder of the exchange: the due dates that students see."""

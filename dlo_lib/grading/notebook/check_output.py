@@ -8,7 +8,7 @@ import io
 from pathlib import Path
 from typing import TextIO
 
-from dlo_lib.text import tr
+from dlo_lib.base.text import tr
 
 LINES, CHARACTERS = 50, 10_000
 """What a notebook shows of the output of one check."""

@@ -22,12 +22,12 @@ from jupyter_core.paths import jupyter_config_path, jupyter_data_dir
 from traitlets.config import Config
 from traitlets.config.loader import JSONFileConfigLoader, PyFileConfigLoader
 
-from dlo_lib.errors import UserError
-from dlo_lib.files import state_dir
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import state_dir
+from dlo_lib.base.text import tr
 from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.grading.lab.exchange import has_class
 from dlo_lib.grading.lab.times import DEADLINES_FILE, how_late, utc_time
-from dlo_lib.text import tr
 
 DEFAULT_ROOT = "/usr/local/share/nbgrader/exchange"  # nbgrader's
 GRADE = re.compile(r'<meta name="dlo-grade" content="([-\d.]+) ([-\d.]+)">')

@@ -9,7 +9,7 @@ import re
 import symtable
 from pathlib import Path
 
-from dlo_lib.text import tr
+from dlo_lib.base.text import tr
 
 _HEADING = re.compile(r"^#+ +(.+?)\s*$", re.MULTILINE)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.grading.lab.course import LAB_FILE, read_lab_info
 from dlo_lib.grading.notebook.defining_cell import where_defined
 

@@ -8,8 +8,8 @@ import linecache
 import traceback
 from types import TracebackType
 
+from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.faults import is_own
-from dlo_lib.text import tr
 
 
 class CheckInterrupted(KeyboardInterrupt):

@@ -18,8 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlo_lib.errors import UserError, unknown_name
-from dlo_lib.files import state_dir
+from dlo_lib.base.errors import UserError, unknown_name
+from dlo_lib.base.files import state_dir
+from dlo_lib.base.text import tr
+from dlo_lib.base.worker_start import start_workers_by_fork
 from dlo_lib.grading.checks.outcome import Outcome, Status, not_run, run_check, seed_for
 from dlo_lib.grading.checks.quiz_question import NAME as QUIZ
 from dlo_lib.grading.checks.verdict import QuestionVerdict, Shown, show
@@ -39,8 +41,6 @@ from dlo_lib.grading.notebook.tracebacks import shorten_tracebacks
 from dlo_lib.grading.notebook.undefined_names import undefined_in
 from dlo_lib.grading.notebook.verdict_age import changed_before, older_verdicts, show_outdated
 from dlo_lib.grading.notebook.verdict_display import VerdictDisplay
-from dlo_lib.text import tr
-from dlo_lib.worker_start import start_workers_by_fork
 
 HIDDEN_VARIABLE = "DLO_HIDDEN"  # the folder of hidden.py; set only when nbgrader executes the notebook
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.codec import NotPlain, pack, round_trip, unpack
 from dlo_lib.grading.checks.contract import Late, Nudge, Run, Scenario, Wrong
 from dlo_lib.grading.checks.faults import Fault, fault_of
@@ -30,7 +31,6 @@ from dlo_lib.grading.switch.scenario import (
     run_scenario,
 )
 from dlo_lib.launch import RankFailure, run_ranks
-from dlo_lib.text import tr
 
 STACK_OF_RANK = re.compile(r"^rank (\d+) was here:\n((?:.+\n?)+)", re.MULTILINE)
 INNERMOST_FUNCTION = re.compile(r", line \d+, in (\w+)\n(?: {4}.*\n)*NotImplementedError")

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlo_lib.files import state_dir, write_text
+from dlo_lib.base.files import state_dir, write_text
 from dlo_lib.grading.lab.course import LabInfo, course_root, labs
 
 NOT_STARTED, STARTED, DONE = "not started", "started", "done"

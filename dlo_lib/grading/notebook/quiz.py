@@ -11,13 +11,13 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
+from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.quiz import is_right, quiz_html, quiz_text, reason
 from dlo_lib.grading.checks.quiz_question import NAME, Question
 from dlo_lib.grading.checks.verdict import MARKS, Shown, show
 from dlo_lib.grading.lab.exchange import has_class
 from dlo_lib.grading.lab.quiz_answers import read_quiz_answers
 from dlo_lib.grading.notebook.progress import read_progress
-from dlo_lib.text import tr
 
 TRIES = 3  # checks with all answers, after which a person alone reads the reasons
 

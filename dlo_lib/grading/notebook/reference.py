@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 from dlo_lib.grading.lab.course import REFERENCES_FILE, read_lab_info
 from dlo_lib.grading.lab.names import defined_names
-from dlo_lib.text import tr
 
 
 def use_reference(folder: Path, question: str, namespace: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.interpreter import trusted_python
+from dlo_lib.base.markup import render
+from dlo_lib.base.text import columns, tr
 from dlo_lib.grading.checks.verdict import Shown, show
 from dlo_lib.grading.lab.course import LAB_FILE, labs
 from dlo_lib.grading.notebook.class_state import ClassState, class_states
 from dlo_lib.grading.notebook.progress import DONE, Standing, standings
-from dlo_lib.interpreter import trusted_python
-from dlo_lib.markup import render
-from dlo_lib.text import columns, tr
 
 DLO = "from dlo_lib.cli import main; main()"  # also where no `dlo` is in PATH
 COMMAND_WIDTH = 110  # characters of a line of a command's output

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.faults import is_own
-from dlo_lib.text import tr
 
 AGAIN_S = 1.0  # for code that catches every exception
 

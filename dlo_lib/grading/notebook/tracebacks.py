@@ -16,12 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 from dlo_lib.grading.notebook.defining_cell import where_defined
 from dlo_lib.grading.notebook.interrupts import interrupt_sentence
 from dlo_lib.grading.notebook.undefined_names import undefined_name
 from dlo_lib.launch.failure import RankFailure
-from dlo_lib.text import tr
 
 WORKER_ERROR = re.compile(r"Caught NotImplementedError in DataLoader worker process \d+\.\n")
 FRAME_NAME = re.compile(r'^  File ".+", line \d+, in (\w+)$', re.MULTILINE)

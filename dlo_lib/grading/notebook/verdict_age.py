@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.verdict import QuestionVerdict
 from dlo_lib.grading.notebook.cell_runs import CellRun, digest, edited_since, saved_texts
 from dlo_lib.grading.notebook.verdict_display import VerdictDisplay
-from dlo_lib.text import tr
 
 
 def changed_before(notebook: Path, question: str, cell: CellRun | None) -> str:

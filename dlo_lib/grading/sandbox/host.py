@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from dlo_lib.base.interpreter import trusted_python
 from dlo_lib.grading.sandbox.cgroups import Group, find_hierarchy, remove_all
 from dlo_lib.grading.sandbox.compiled import compile_library, compile_modules
 from dlo_lib.grading.sandbox.isolation import Isolation, best_isolation, files_of, system_view
@@ -30,7 +31,6 @@ from dlo_lib.grading.sandbox.limits import Limits
 from dlo_lib.grading.sandbox.lockdown import WORK
 from dlo_lib.grading.sandbox.start import WorkerRequest
 from dlo_lib.grading.sandbox.temporary_folders import locked_folder, remove_stale
-from dlo_lib.interpreter import trusted_python
 
 if TYPE_CHECKING:
     from dlo_lib.grading.sandbox.remote_worker import Worker

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Protocol
 
 import dlo_lib
-from dlo_lib.errors import UserError
-from dlo_lib.text import tr
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.text import tr
 
 NOBODY_ID = 65534
 # Folders of /usr that are shown. The others, such as share and src, may contain an nbgrader exchange.

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.codec import NotPlain
 from dlo_lib.grading.checks.outcome import Ended, Status
 from dlo_lib.grading.sandbox.cgroups import Group
@@ -48,7 +49,6 @@ from dlo_lib.grading.sandbox.limits import (
 from dlo_lib.grading.sandbox.lockdown import WORK
 from dlo_lib.grading.sandbox.processor_share import MOST_RUNNING, share_processor
 from dlo_lib.grading.switch.memory import exact_bytes, mapped_bytes
-from dlo_lib.text import tr
 
 MAX_NOISE = 10_000
 # A worker with one task has its time, whether it computes or sleeps. Of several tasks, the judge does not

@@ -34,6 +34,7 @@ from traitlets.config import Config
 
 import dlo_lib.grading
 import dlo_lib.launch
+from dlo_lib.base.worker_start import start_workers_by_fork
 from dlo_lib.grading.checks.codec import DATACLASSES, NotPlain, pack
 from dlo_lib.grading.checks.contract import Scenario
 from dlo_lib.grading.checks.faults import Fault, fault_of
@@ -42,7 +43,6 @@ from dlo_lib.grading.sandbox.without_compiler import use_operators_in_compiled_c
 from dlo_lib.grading.switch.link import Link
 from dlo_lib.grading.switch.own_memory import return_free_memory
 from dlo_lib.grading.switch.scenario import DirectNames, call_scenario, names_used, run_scenario
-from dlo_lib.worker_start import start_workers_by_fork
 
 MAX_OUTPUT = 1 << 20  # characters of one cell; more output is reported as cut
 # Magics that define nothing, and the help of a name. IPython overwrites 3 to 4 MiB of memory for each.

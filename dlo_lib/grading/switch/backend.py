@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dlo_lib.base.torch_compat import refusing_backend
 from dlo_lib.comm.calls import Kind, require_peer
 from dlo_lib.grading.switch.link import CommunicationError, Link, SwitchWork
-from dlo_lib.torch_compat import refusing_backend
 
 NAME = "switch"
 REDUCTIONS = {kind: name for name, kind in dist.ReduceOp.RedOpType.__members__.items()}

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dlo_lib.base.text import tr
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.comm.deadlock import explanation
 from dlo_lib.comm.deadlock.board import Activity
@@ -34,7 +35,6 @@ from dlo_lib.grading.checks.contract import Nudge, Wrong
 from dlo_lib.grading.checks.runs import KEPT_NUMBERS
 from dlo_lib.grading.switch.arithmetic import allowed, outputs
 from dlo_lib.grading.switch.request import CallRequest
-from dlo_lib.text import tr
 
 MAX_CALLS = 20_000  # of one rank
 MAX_HELD = 1 << 30  # bytes of all ranks in calls that are not matched yet

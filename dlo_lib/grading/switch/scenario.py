@@ -15,12 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.contract import NotWritten, Nudge, Run, Scenario, Wrong
 from dlo_lib.grading.checks.faults import Fault
 from dlo_lib.grading.switch.backend import join
 from dlo_lib.grading.switch.link import Link
 from dlo_lib.grading.switch.server import SwitchServer
-from dlo_lib.text import tr
 
 _MARK = Link.mark  # before any code of a student runs
 _PLACE = "the place of mark in a scenario"

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from dlo_lib.base.text import tr
 from dlo_lib.comm.calls import Call, CallSite
 from dlo_lib.comm.deadlock.vocabulary import NameFile
 from dlo_lib.grading.checks.codec import NotPlain
@@ -22,7 +23,6 @@ from dlo_lib.grading.switch.exchange import MAX_HELD, Delivery, Exchange, is_cel
 from dlo_lib.grading.switch.memory import sent_and_unread
 from dlo_lib.grading.switch.request import CallRequest, Mark, ScenarioEnd, Unwaited, Wait, read
 from dlo_lib.grading.switch.wire import Frame, Inbox, Outbox, frame
-from dlo_lib.text import tr
 
 TICK = 0.05  # seconds between two calls of ``Host.poll``
 SETTLE = 0.3  # seconds that computing ranks have once others are stuck

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.kernels.triton_code.launch import launch
 from dlo_lib.kernels.triton_code.tuning import tuned
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.optim.precision.formats import FORMATS, FloatFormat
 from dlo_lib.optim.precision.scaling import CurrentScaling, Scaling
 

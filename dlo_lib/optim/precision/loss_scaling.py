@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 
 class StaticLossScaler:

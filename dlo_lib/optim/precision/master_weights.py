@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.optim.precision.rounding import stochastic_round
 
 Params = Iterable[nn.Parameter] | Iterable[dict[str, Any]]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dlo_lib.drawing import new_figure
-from dlo_lib.errors import UserError
+from dlo_lib.base.drawing import new_figure
+from dlo_lib.base.errors import UserError
 from dlo_lib.optim.precision.formats import FORMATS, FloatFormat
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.optim.precision.fp8 import E4M3, E5M2, FP8Linear, FP8Tensor, quantize
 from dlo_lib.optim.precision.scaling import CurrentScaling
 

@@ -37,7 +37,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.models.llama import Attention, LlamaConfig, rotation
 from dlo_lib.parallel.context.placement import SequenceLayout, SequencePlacement
 from dlo_lib.parallel.context.ring import ring_attention

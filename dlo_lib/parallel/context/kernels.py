@@ -18,8 +18,8 @@ import math
 import torch
 from torch import Tensor
 
+from dlo_lib.base.torch_compat import RELEASE
 from dlo_lib.parallel.context.softmax import block_attention, block_attention_backward
-from dlo_lib.torch_compat import RELEASE
 
 _FORWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 _BACKWARD = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)

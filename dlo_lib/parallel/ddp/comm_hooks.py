@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.ddp.grad_bucket import GradBucket, PendingWork
 
 CommHook = Callable[[GradBucket], PendingWork]

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.backward_pass import BackwardPass, used_on_any_rank
 from dlo_lib.parallel.ddp.comm_hooks import CommHook
 from dlo_lib.parallel.ddp.grad_bucket import GradBucket, GradSlot

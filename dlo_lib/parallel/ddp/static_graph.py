@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 
 class StaticGraph:

@@ -34,7 +34,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.backward_pass import without_sync
 from dlo_lib.parallel.ddp.comm_hooks import CommHook, sum_hook
 from dlo_lib.parallel.ddp.join import JoinContext, JoinPhase

@@ -39,7 +39,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.models.moe import MoELayer
 from dlo_lib.parallel.expert.dispatch import AllToAllExchange
 from dlo_lib.parallel.materialize import Values

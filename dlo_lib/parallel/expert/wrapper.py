@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.expert.apply import ExpertLayout
 from dlo_lib.parallel.protocol import (
     MemoryObserver,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 
 class AbsentParam(Tensor):

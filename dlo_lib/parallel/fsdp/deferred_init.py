@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 aten = torch.ops.aten
 _UNINITIALISED = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default}

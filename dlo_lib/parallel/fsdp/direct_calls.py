@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.fsdp.absent_param import used_outside
 from dlo_lib.parallel.fsdp.dtensors import refuse_copy
 from dlo_lib.parallel.nested import tensors_in

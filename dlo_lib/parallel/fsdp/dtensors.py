@@ -24,10 +24,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.torch_compat import is_dtensor_class
 from dlo_lib.parallel.sharding.elementwise import updates_elements
 from dlo_lib.parallel.sharding.sharded_grad import ShardedGrad, plain
-from dlo_lib.torch_compat import is_dtensor_class
 
 # torch.distributed.tensor takes 1 s of CPU time to import: only a process that needs a DTensor imports it.
 if TYPE_CHECKING:

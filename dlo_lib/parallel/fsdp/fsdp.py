@@ -38,7 +38,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.backward_pass import without_sync
 from dlo_lib.parallel.fsdp.direct_calls import DirectCalls, in_backward
 from dlo_lib.parallel.fsdp.dtensors import spec_of

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.fsdp.absent_param import used_outside
 from dlo_lib.parallel.fsdp.param import FSDPParam
 from dlo_lib.parallel.held_params import HeldMemory, HeldModule, requires_grad_of

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.fsdp.param import FSDPParam
 from dlo_lib.parallel.fsdp.param_group import FSDPParamGroup
 

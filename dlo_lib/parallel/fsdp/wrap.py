@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 BlockTypes = type[nn.Module] | tuple[type[nn.Module], ...]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.pipeline.simulate import Simulation, Span
 from dlo_lib.parallel.pipeline.table import COMPUTE, Action, Schedule
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dlo_lib.drawing import new_figure, rank_line, rows_of_ranks
+from dlo_lib.base.drawing import new_figure, rank_line, rows_of_ranks
 from dlo_lib.parallel.pipeline.simulate import PerStage, Simulation
 from dlo_lib.parallel.pipeline.table import ActionKind, B, F, I, W
 

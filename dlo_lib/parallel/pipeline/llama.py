@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.models.llama import Llama, rotation
 from dlo_lib.parallel.materialize import Values, materialize
 from dlo_lib.parallel.pipeline.partition import counted_costs, partition

@@ -19,7 +19,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.models.configs import model_config
 from dlo_lib.models.counts import AttentionFlops, forward_flops_per_token, parameters_by_part
 from dlo_lib.models.llama import LlamaConfig

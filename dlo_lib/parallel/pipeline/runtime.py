@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.optim.step import LossOf, MicroBatch, Precision, summed_cross_entropy
 from dlo_lib.parallel.pipeline.action_times import ActionTimes
 from dlo_lib.parallel.pipeline.p2p import StageP2P

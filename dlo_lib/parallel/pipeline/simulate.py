@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.pipeline.table import Action, ActionKind, B, F, I, Schedule, W
 from dlo_lib.parallel.pipeline.validate import makes, uses, validate
 

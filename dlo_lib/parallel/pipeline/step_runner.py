@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.torch_compat import owned_edge
 from dlo_lib.optim.step import LossOf, MicroBatch, Precision
 from dlo_lib.parallel.pipeline.action_times import ActionTimes
 from dlo_lib.parallel.pipeline.p2p import AHEAD, ReceiveWork, StageP2P
 from dlo_lib.parallel.pipeline.split_backward import SplitBackward, WeightPart
 from dlo_lib.parallel.pipeline.table import RECEIVES, Action, ActionKind, I, Schedule
-from dlo_lib.torch_compat import owned_edge
 
 Cell = tuple[int, int]  # stage, micro-batch
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 
 class ScheduleKind(enum.Enum):

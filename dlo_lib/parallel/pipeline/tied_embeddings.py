@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch.distributed as dist
 from torch import nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 
 
 class TiedEmbeddings:

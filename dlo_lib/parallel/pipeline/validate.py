@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.pipeline.table import COMPUTE, RECEIVES, SENDS, Action, ActionKind, B, F, I, Schedule, W
 
 Channel = tuple[int, int]

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.sharding.sharded_grad import GradScope, local_grad, norm_of_part, sum_of_parts
 
 _EPSILON = 1e-6  # the value of torch.nn.utils.clip_grad_norm_, so that the results are equal

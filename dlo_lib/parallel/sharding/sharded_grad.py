@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.sharding.operations import Effect, Operation, operation
 
 OVER_RANKS: dict[Any, Callable[..., Any]] = {}

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlo_lib.torch_compat import all_gather_single, backend_name, reduce_scatter_single
+from dlo_lib.base.torch_compat import all_gather_single, backend_name, reduce_scatter_single
 
 
 class BufferPool:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 import torch.distributed as dist
 from torch import nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.materialize import Values
 from dlo_lib.parallel.tensor.exchange import TensorGroup
 from dlo_lib.parallel.tensor.layout import ParamCutter, TensorLayout

@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlo_lib.base.torch_compat import all_gather_single
 from dlo_lib.kernels.cross_entropy import require_targets
 from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms
 from dlo_lib.kernels.dispatch import require_rows
 from dlo_lib.parallel.tensor.exchange import TensorGroup
-from dlo_lib.torch_compat import all_gather_single
 
 
 def vocab_parallel_cross_entropy(

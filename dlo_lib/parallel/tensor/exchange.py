@@ -19,9 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.torch_compat import all_gather_single, reduce_scatter_single
 from dlo_lib.parallel.mesh import factors_in_words
-from dlo_lib.torch_compat import all_gather_single, reduce_scatter_single
 
 Result = Callable[[], Tensor]
 """Waits for the end of an exchange and returns the tensor."""

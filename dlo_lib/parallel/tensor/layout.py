@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.materialize import Values
 from dlo_lib.parallel.mesh import factors_in_words, inner_group
 from dlo_lib.parallel.protocol import SplitDim

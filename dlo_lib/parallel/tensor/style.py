@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.tensor.dropout import ShardedDropout, random_of_rank_between
 from dlo_lib.parallel.tensor.embedding import VocabParallelEmbedding
 from dlo_lib.parallel.tensor.functions import SEQUENCE, gather_from_group, split_to_group

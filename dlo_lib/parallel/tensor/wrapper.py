@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data.tokens import IGNORE_INDEX
-from dlo_lib.errors import UserError
 from dlo_lib.optim.step import summed_cross_entropy
 from dlo_lib.parallel.held_params import HeldModule
 from dlo_lib.parallel.protocol import (

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.held_params import HeldMemory
 from dlo_lib.parallel.sharding.buckets import cut_into_buckets
 from dlo_lib.parallel.sharding.transport import Transport, default_transport

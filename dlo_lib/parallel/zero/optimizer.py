@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import ParamsT
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.protocol import FlatRange, MemoryObserver, ParamShard, process_group
 from dlo_lib.parallel.sharding.elementwise import ELEMENTWISE, updates_params
 from dlo_lib.parallel.sharding.sharded_grad import RemoteGrad

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, Run, Wrong, check
 from dlo_lib.grading.checks.twins import twin
+from dlo_lib.labkit import tr
 from dlo_lib.labkit.compare import explained, wrong_if
 from dlo_lib.labkit.traffic import passes_only, uses_what_arrives
-from dlo_lib.text import tr
 
 from .replicas import DIVIDED_TWICE, SUMMED, overflow
 from .scenarios import accumulated, half_step, held_back, steps_of

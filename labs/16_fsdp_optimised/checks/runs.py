@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, Run, Wrong, check, scenario
+from dlo_lib.labkit import tr
 from dlo_lib.labkit.compare import near, wrong_if
 from dlo_lib.labkit.memory import MIB, holds_at_most
 from dlo_lib.labkit.traffic import uses_what_arrives
-from dlo_lib.text import tr
 
 from .twins import Table, ahead_of_time, deep_stack, fp32_steps, trained_alone, without_checkpoints
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dlo_lib.errors import UserError
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.grading.checks.schedules import (
     SLACK,
@@ -21,6 +20,7 @@ from dlo_lib.grading.checks.schedules import (
     read_rows,
     read_table,
 )
+from dlo_lib.labkit import UserError
 from dlo_lib.labkit.compare import Mistakes, near, wrong_if
 from dlo_lib.parallel.pipeline.simulate import Costs, Simulation, simulate
 from dlo_lib.parallel.pipeline.table import Action, B, F, I, Schedule, W, in_a_loop

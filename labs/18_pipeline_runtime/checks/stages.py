@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dlo_lib.errors import UserError
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.grading.checks.schedules import (
     SLACK,
@@ -18,6 +17,7 @@ from dlo_lib.grading.checks.schedules import (
     mostly_there,
     read_table,
 )
+from dlo_lib.labkit import UserError
 from dlo_lib.labkit.compare import near, wrong_if
 from dlo_lib.parallel.pipeline.simulate import Costs, simulate
 from dlo_lib.parallel.pipeline.table import Schedule, in_a_loop

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, NotWritten, Run, Scenario, Wrong, check
+from dlo_lib.labkit import tr
 from dlo_lib.labkit.compare import explained, near, wrong_if
 from dlo_lib.labkit.traffic import kinds_of, uses_what_arrives
-from dlo_lib.text import tr
 
 from .routing import EXACT, TWO_GROUPS, double, members_of
 from .scenarios import counted, exchanged, layer, padded

@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 
-from dlo_lib.torch_compat import RELEASE
+from dlo_lib.base.torch_compat import RELEASE
 from tests.fsdp2 import fully_shard
 
 COLLECTIVES = ["all_reduce", "broadcast", "all_gather", "all_gather_single", "reduce_scatter", "reduce",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dlo_lib import rank_failures
+from dlo_lib.base import rank_failures
 from dlo_lib.comm.calls import Call, CallSite, Kind
 from dlo_lib.comm.deadlock import exchange, watcher
 from dlo_lib.comm.deadlock.board import Activity, Board, RankRow

@@ -1,10 +1,10 @@
 """The decision alone: which ranks can make no progress, and which calls do not agree. It needs no ranks."""
 
+from dlo_lib.base.text import WIDTH, blocks
 from dlo_lib.comm.calls import Call, CallSite, Kind
 from dlo_lib.comm.deadlock.board import Activity
 from dlo_lib.comm.deadlock.explanation import deadlock, mismatch, table
 from dlo_lib.comm.deadlock.stuck_ranks import CallMatcher, RankView, missing_partners, signature, stuck_ranks
-from dlo_lib.text import WIDTH, blocks
 
 WORLD = (0, 1, 2)
 SITE = CallSite("/lab.py", 3, "train", "")

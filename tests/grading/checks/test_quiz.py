@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.grading.checks import contract
 from dlo_lib.grading.checks.outcome import Status, run_check
 from dlo_lib.grading.checks.quiz import Answer, Question, quiz_html, quiz_right

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from dlo_lib.errors import UserError
-from dlo_lib.grading.classroom.batch import Options, grade_lab
+from dlo_lib.base.errors import UserError
+from dlo_lib.grading.classroom.gradebook.batch import Options, grade_lab
 from dlo_lib.grading.judge import array
 from dlo_lib.grading.judge.array import (
     MAX_LOSSES,

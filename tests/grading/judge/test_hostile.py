@@ -27,9 +27,9 @@ from hostile import CLASS, JUDGED
 from hostile.case import ALL, LAB, NOTEBOOK, Case, Notebook, cell, own_cell, write
 
 from dlo_lib.cli import main
-from dlo_lib.grading.classroom.batch import Options, grade_lab
-from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
-from dlo_lib.grading.classroom.publication import fill_source
+from dlo_lib.grading.classroom.gradebook.batch import Options, grade_lab
+from dlo_lib.grading.classroom.gradebook.nbgrader_course import create_course, open_course
+from dlo_lib.grading.classroom.publish.publication import fill_source
 from dlo_lib.grading.judge import client
 from dlo_lib.grading.judge.client import RECORD_FILE, JudgeClient
 from dlo_lib.grading.judge.environment import environment

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from nbgrader.apps.api import NbGraderAPI
 
-from dlo_lib.errors import UserError
-from dlo_lib.grading.classroom.nbgrader_course import open_course
-from dlo_lib.grading.classroom.publication import check_unpublished, place_in_exchange, publish
+from dlo_lib.base.errors import UserError
+from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
+from dlo_lib.grading.classroom.publish.publication import check_unpublished, place_in_exchange, publish
 from dlo_lib.grading.judge.lab_proof import (
     STATIC_RULES,
     Proof,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dlo_lib
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.grading.lab.course import checkout_of, course_root, find_lab, labs, read_lab_info, source_labs
 
 TOML = """

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import dlo_lib
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.grading.lab.course import find_lab, source_labs
 from dlo_lib.grading.lab.kit import FILES, FOLDERS, kit_files, write_kit
 from dlo_lib.grading.lab.release import release_lab, released_files

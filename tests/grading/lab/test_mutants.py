@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.grading.lab.mutants import Mutant, read_mutants
 from dlo_lib.grading.lab.source import Cell, CellKind, LabSource

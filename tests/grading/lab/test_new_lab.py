@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.grading.judge.judge import zygote_for
 from dlo_lib.grading.judge.lab_proof import number_of_proofs, prove
 from dlo_lib.grading.lab.course import source_labs

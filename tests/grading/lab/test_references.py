@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.grading.lab.course import REFERENCES_FILE as FILE
 from dlo_lib.grading.lab.course import source_labs
 from dlo_lib.grading.lab.references import references, references_text

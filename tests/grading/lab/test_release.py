@@ -8,9 +8,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from dlo_lib.errors import UserError
-from dlo_lib.grading.classroom.nbgrader_course import create_course, open_course
-from dlo_lib.grading.classroom.publication import fill_source
+from dlo_lib.base.errors import UserError
+from dlo_lib.grading.classroom.gradebook.nbgrader_course import create_course, open_course
+from dlo_lib.grading.classroom.publish.publication import fill_source
 from dlo_lib.grading.lab.course import QUIZ_ANSWERS_FILE, LabInfo, find_lab, source_labs
 from dlo_lib.grading.lab.release import (
     check_course_in_step,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.grading.lab.source import CellKind, notebook_text, read_lab, source_notebook
 from tests.grading.two_folders import place_of, write_lab
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dlo_lib.grading.classroom.arrivals import from_exchange
-from dlo_lib.grading.classroom.nbgrader_course import open_course
-from dlo_lib.grading.classroom.submission_copy import staged_copy
+from dlo_lib.grading.classroom.collect.arrivals import from_exchange
+from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
+from dlo_lib.grading.classroom.gradebook.submission_copy import staged_copy
 from dlo_lib.grading.lab.course import find_lab, source_labs
 from dlo_lib.grading.lab.times import UnknownZone, utc_time
 from tests.grading.small_class import LAB

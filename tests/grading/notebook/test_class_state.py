@@ -10,8 +10,8 @@ import pytest
 from nbgrader.utils import notebook_hash
 
 from dlo_lib.cli.submission import what_counts
-from dlo_lib.grading.classroom.feedback_page import Page, ReceiptCard, feedback_html
-from dlo_lib.grading.classroom.pictures import Plots
+from dlo_lib.grading.classroom.feedback.feedback_page import Page, ReceiptCard, feedback_html
+from dlo_lib.grading.classroom.feedback.pictures import Plots
 from dlo_lib.grading.lab.course import LabInfo, course_root, find_lab
 from dlo_lib.grading.lab.times import DEADLINES_FILE
 from dlo_lib.grading.notebook.class_state import ClassState, class_states

@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dlo_lib.errors import UserError
-from dlo_lib.files import state_dir
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.files import state_dir
 from dlo_lib.grading import Lab
 from dlo_lib.grading.lab.course import IN_GRADING_FILE, QUIZ_ANSWERS_FILE
 from dlo_lib.grading.lab.quiz_answers import quiz_answers_text

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from dlo_lib.base.torch_compat import RELEASE
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.grading.checks.contract import scenario
 from dlo_lib.grading.notebook.local_student import LocalStudent
 from dlo_lib.launch import run_ranks
-from dlo_lib.torch_compat import RELEASE
 from tests.fsdp2 import fully_shard
 
 

@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))  # tests are no package, so helpers are imported by path
 from other_user import command_of
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.grading.sandbox import isolation
 from dlo_lib.grading.sandbox.isolation import (
     Apptainer,

@@ -18,12 +18,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import Linear, ReLU, Sequential
 from torch.nn.parallel import DistributedDataParallel
 
+from dlo_lib.base.torch_compat import RELEASE
 from dlo_lib.comm.calls import Kind
 from dlo_lib.grading.checks.contract import Nudge, Wrong
 from dlo_lib.grading.switch.backend import join
 from dlo_lib.grading.switch.local import LocalSwitch, connected_link
 from dlo_lib.launch import Explain, RankFailure, run_ranks
-from dlo_lib.torch_compat import RELEASE
 
 Work = Callable[[], Any]
 

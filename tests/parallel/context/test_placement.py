@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.context.documents import document_ids, document_rectangles
 from dlo_lib.parallel.context.placement import Rectangle, SequenceLayout, SequencePlacement
 

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.comm.calls import Kind
 from dlo_lib.comm.tracing.recorder import trace_collectives
-from dlo_lib.errors import UserError
 from dlo_lib.launch import run_ranks
 from dlo_lib.models import Llama
 from dlo_lib.parallel.context import (

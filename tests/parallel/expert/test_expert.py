@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.comm.calls import Kind
 from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.comm.tracing.trace import Trace
-from dlo_lib.errors import UserError
 from dlo_lib.launch import run_ranks
 from dlo_lib.models import Llama, MoELayer, model_config
 from dlo_lib.models.moe import moe_layers

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.models import Llama, model_config
 from dlo_lib.models.counts import AttentionFlops, forward_flops_per_token, parameters
 from dlo_lib.parallel.pipeline.llama import LlamaStage, tied_embedding_ranks

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.pipeline import schedules
 from dlo_lib.parallel.pipeline.schedules import (
     afab,

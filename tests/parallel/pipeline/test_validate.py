@@ -2,7 +2,7 @@
 
 import pytest
 
-from dlo_lib.errors import UserError
+from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.pipeline.schedules import interleaved, one_f_one_b, zb_v
 from dlo_lib.parallel.pipeline.table import read_csv, with_communication
 from dlo_lib.parallel.pipeline.validate import validate

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.comm.tracing.recorder import trace_collectives
-from dlo_lib.errors import UserError
 from dlo_lib.launch import run_ranks
 from dlo_lib.parallel.plan import ParallelPlan
 from dlo_lib.parallel.tensor import RowLinear, TensorParallel, parallelize_tensor

@@ -11,8 +11,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.comm.tracing.recorder import trace_collectives
-from dlo_lib.errors import UserError
 from dlo_lib.launch import run_ranks
 from dlo_lib.parallel.checkpoint import load_sharded, save_sharded
 from dlo_lib.parallel.mesh import ParallelMesh

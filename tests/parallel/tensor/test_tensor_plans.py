@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.data.tokens import IGNORE_INDEX
-from dlo_lib.errors import UserError
 from dlo_lib.launch import run_ranks
 from dlo_lib.models import Llama, model_config
 from dlo_lib.optim import train_step

@@ -1,0 +1,35 @@
+"""What every room may import: bad input, files, texts, processes, the releases of PyTorch, figures.
+
+Bad input, files and texts:
+
+- ``errors``: ``UserError``, and the exit statuses of commands
+- ``usage``: bad input of a command as one line
+- ``text``: the message catalogue
+- ``files``: files that are complete or absent
+- ``locks``: a lock on a file
+- ``ownership``: one run owns one folder
+
+Processes:
+
+- ``lifetime``: a process that ends with its parent
+- ``interpreter``: Python for a process of the library
+- ``one_thread``: numpy without the threads of OpenBLAS
+- ``worker_start``: how the workers of a ``DataLoader`` start
+- ``ranks_idle``: how long idle ranks are kept
+- ``stop``: a run that is asked to stop
+- ``progress``: how far a run is
+- ``rank_failures``: the failures of a job's ranks
+
+PyTorch:
+
+- ``torch_version``: the supported releases
+- ``torch_compat``: the differences between them
+
+Pages and figures:
+
+- ``markup``: HTML for notebooks and slides
+- ``notebook_figure``: a figure with an alternative text
+- ``drawing``: the palette and the shared parts of figures
+
+It imports no room.
+"""

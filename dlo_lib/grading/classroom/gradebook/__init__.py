@@ -1,0 +1,16 @@
+"""The grades of a class: lateness, nbgrader's gradebook, exports.
+
+- ``nbgrader_course``: creates and opens nbgrader's course
+- ``gradebook_file``: the gradebook's file
+- ``deadlines``: lateness and penalties
+- ``manual_points``: points that a grader gave by hand
+- ``submission_copy``: a copy of a submission that nbgrader can read
+- ``inventory``: the state of each student's submission
+- ``late_work``: late work beside work in time
+- ``batch``: grades a whole class, one row for each student
+- ``gradebook_entry``: enters a class into the gradebook
+- ``export``: the grades as tables
+- ``moodle``: the grades for Moodle
+
+Imports ``checks``, ``judge``, ``lab``, ``roster`` and ``sandbox``.
+"""

@@ -1,0 +1,387 @@
+"""Grade a whole class: one row for each student of the roster, for any submission.
+
+Children of a judging service judge the submissions, several at once; each writes a report file. Only this
+process writes the gradebook, the graded notebooks and the results, one student after another, through
+nbgrader's converter, with the report in place of an execution. A submission that runs out of time or memory
+is judged again, alone, before that counts. A killed batch resumes with the reports whose key is still valid.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nbgrader.apps.api import NbGraderAPI
+
+from dlo_lib.base.errors import UserError, causes_of
+from dlo_lib.base.files import write_text
+from dlo_lib.base.text import tr
+from dlo_lib.grading.checks.status import Status, unreadable
+from dlo_lib.grading.classroom.gradebook.deadlines import settle
+from dlo_lib.grading.classroom.gradebook.export import (
+    REPORTS,
+    GradeTable,
+    changed_checks,
+    grades_folder,
+    read_grades,
+    results_before,
+    write_results,
+)
+from dlo_lib.grading.classroom.gradebook.gradebook_entry import GradebookEntry
+from dlo_lib.grading.classroom.gradebook.gradebook_file import LOCK_SECONDS, back_up, is_locked
+from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
+from dlo_lib.grading.classroom.gradebook.submission_copy import FOLDER, staged_copy
+from dlo_lib.grading.classroom.roster.roster import read_roster, unknown_student
+from dlo_lib.grading.judge.array import JudgesStopped
+from dlo_lib.grading.judge.client import LOG_FILE, JudgeClient, JudgeJob, Judges, Waiting, read_secret
+from dlo_lib.grading.judge.grader_lock import only_grader
+from dlo_lib.grading.judge.report import GRADER_ERROR, Report
+from dlo_lib.grading.judge.report_store import StoredReport, lab_key, load, report_file, submission_key
+from dlo_lib.grading.lab.course import LabInfo
+from dlo_lib.grading.lab.release import release_notebook
+from dlo_lib.grading.lab.source import (
+    TEST_PREFIX,
+    CellKind,
+    LabSource,
+    notebook_text,
+    read_lab,
+    source_folder,
+)
+from dlo_lib.grading.sandbox.isolation import required_isolation
+from dlo_lib.grading.sandbox.temporary_folders import remove_stale
+
+EXHAUSTED = (Status.TIMEOUT.value, Status.OOM.value)
+LEAST_FREE = 32 << 20  # bytes on the disk of the course; a row needs a few MB
+
+
+@dataclass(frozen=True)
+class Done:
+    """A submission whose row is written, number ``number`` of ``of``; points as the judge gave them."""
+
+    student: str
+    status: str
+    points: float
+    maximum: float
+    number: int
+    of: int
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a batch.
+
+    Args:
+        jobs: submissions judged at once.
+        resume: use the reports that are still valid.
+        only: grade only this student.
+        unsafe: judge without a sandbox.
+        keep_manual: points and comments given by hand for an earlier submission count for a new one.
+    """
+
+    jobs: int = 1
+    resume: bool = False
+    only: str | None = None
+    unsafe: bool = False
+    keep_manual: bool = False
+
+
+Advance = Callable[[Done], None]
+
+
+def grade_lab(
+    lab: LabInfo,
+    folder: str | Path = ".",
+    advance: Advance | None = None,
+    options: Options | None = None,
+    judges: Judges | None = None,
+    waiting: Waiting | None = None,
+) -> GradeTable:
+    """Grade the collected submissions of ``lab`` in the course of ``folder``.
+
+    Writes the gradebook, the graded notebooks, and ``grades/<lab>/``, also if judges on other machines end
+    before all submissions are judged; the table then has ``stopped``.
+
+    Args:
+        advance: called after each student.
+        judges: started beforehand for this lab and course, or on other machines; the caller ends them.
+        waiting: called about once a second while submissions are judged.
+
+    Raises:
+        UserError: ``folder`` is no course of this library, the lab was not released there or has other
+            questions since, its course file is wrong, nothing was collected, the host has no sandbox, the
+            reference solution does not score full marks, or another process grades the lab.
+    """
+    chosen = options or Options()
+    course = open_course(folder)
+    source = read_lab(source_folder(lab))
+    require_release(course, lab)
+    _check_cells(course, source)
+    settle(course, lab)  # a wrong course file is refused before anything is judged
+    students = submitted_students(course, lab)
+    if not students:
+        raise UserError(
+            f"no submission of {lab.directory} in {course.coursedir.root}: "
+            f"`dlo collect {lab.directory}` fetches them"
+        )
+    if chosen.only is not None and chosen.only not in students:
+        if chosen.only not in (roster := [person.id for person in read_roster(course)]):
+            raise unknown_student(chosen.only, roster)
+        raise UserError(
+            tr("{student} has submitted nothing of {lab}", student=chosen.only, lab=lab.directory),
+        )
+    sandbox = "none" if chosen.unsafe else required_isolation().name
+    remove_stale(FOLDER)
+    with only_grader(grades_folder(course, lab)) as results:
+        before = results_before(course, lab)
+        back_up(course)
+        chosen_students = [chosen.only] if chosen.only is not None else students
+        stopped = ""
+        with GradebookEntry(course, lab, chosen.keep_manual) as entry:
+            batch = _Batch(entry, source, results / REPORTS, sandbox, chosen, judges, waiting)
+            try:
+                for number, (student, report) in enumerate(batch.run(chosen_students), 1):
+                    if advance is not None:
+                        advance(
+                            Done(
+                                student,
+                                report.status,
+                                report.points,
+                                batch.lab.points,
+                                number,
+                                len(chosen_students),
+                            )
+                        )
+            except JudgesStopped as error:  # the rows that are written stand
+                stopped = str(error)
+        table = read_grades(course, lab)
+        write_results(course, table)
+    return replace(table, notes=(*changed_checks(before, table), *table.notes), stopped=stopped)
+
+
+class _Batch:
+    """One batch over a class."""
+
+    def __init__(
+        self,
+        entry: GradebookEntry,
+        lab: LabSource,
+        folder: Path,
+        sandbox: str,
+        options: Options,
+        started: Judges | None,
+        waiting: Waiting | None,
+    ) -> None:
+        self.entry, self.lab, self.folder, self.options = entry, lab, folder, options
+        self.started, self.waiting = started, waiting
+        root = Path(entry.coursedir.root)
+        self.course, self.log = root, root / LOG_FILE
+        self.key = lab_key(lab, read_secret(root), sandbox)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def run(self, students: Iterable[str]) -> Iterator[tuple[str, Report]]:
+        """Each student with the report, when their row stands."""
+        jobs = [self._job(student) for student in students]
+        done = [job for job in jobs if self.options.resume and self._counts(job)]
+        for job in done:
+            yield self._write(job)
+        todo = [job for job in jobs if job not in done]
+        if not todo:
+            return
+        for job in todo:
+            job.report.unlink(missing_ok=True)  # without a new report, an earlier one must not count
+        with (
+            nullcontext(self.started)
+            if self.started
+            else JudgeClient(self.lab.info, self.course, self.options.unsafe) as judges
+        ):
+            judged, again = [], []
+            for job, code in judges.screen(todo, self.options.jobs):
+                if code == 0:
+                    yield self._write(job)
+                else:
+                    judged.append(job)
+            order = {job: place for place, job in enumerate(todo)}
+            judged.sort(key=order.__getitem__)
+            for job, _ in judges.judge(judged, self.options.jobs, self.waiting) if judged else ():
+                if self._must_repeat(job):
+                    again.append(job)
+                else:
+                    yield self._write(job)
+            again.sort(key=order.__getitem__)
+            for job, _ in judges.judge(again, 1, self.waiting) if again else ():
+                yield self._write(job)
+
+    def _job(self, student: str) -> JudgeJob:
+        submitted = Path(
+            self.entry.coursedir.format_path(
+                self.entry.coursedir.submitted_directory,
+                student,
+                self.lab.info.directory,
+            )
+        )
+        notebook = submitted / self.lab.info.notebook
+        return JudgeJob(
+            student,
+            notebook,
+            report_file(self.folder, student),
+            submission_key(self.key, notebook),
+        )
+
+    def _stored(self, job: JudgeJob) -> StoredReport | None:
+        stored = load(job.report)
+        return stored if stored is not None and stored.key == job.key else None
+
+    def _counts(self, job: JudgeJob) -> bool:
+        stored = self._stored(job)
+        return (
+            stored is not None
+            and not stored.report.status.startswith(GRADER_ERROR)
+            and (stored.alone or not _ran_out(stored.report))
+        )
+
+    def _must_repeat(self, job: JudgeJob) -> bool:
+        stored = self._stored(job)
+        return stored is None or (not stored.alone and _ran_out(stored.report))
+
+    def _write(self, job: JudgeJob) -> tuple[str, Report]:
+        stored = self._stored(job)
+        if stored is None:
+            stored = StoredReport(job.key, Report(self.lab.info.directory, GRADER_ERROR, {}), True, {})
+            write_text(job.rebuilt, notebook_text(release_notebook(self.lab.folder)))
+            stored.save(job.report)
+            self._note(job.student, "no judge finished this submission: see above")
+        for question in stored.report.questions.values():
+            for check in question.checks:
+                if check.status == GRADER_ERROR or check.message.startswith(unreadable()):
+                    self._note(job.student, f"check {check.name}: {check.message}")
+        if shutil.disk_usage(self.course).free < LEAST_FREE:
+            raise self._full_disk()  # before an earlier row of this student is touched
+        try:
+            with staged_copy(job.student, job.notebook, job.rebuilt) as submitted:
+                self.entry.enter(job.student, submitted, stored.report, job.notebook)
+        except Exception as error:  # one row that cannot be written must not stop the others
+            if is_full(error):
+                raise self._full_disk() from error
+            if is_locked(error):
+                raise self._locked() from error
+            self._note(job.student, f"not in the gradebook: {type(error).__name__}: {error}")
+            self.entry.withdraw(job.student)
+            return job.student, Report(self.lab.info.directory, GRADER_ERROR, {})
+        return job.student, stored.report
+
+    def _full_disk(self) -> UserError:
+        return UserError(
+            tr(
+                "the disk of {folder} is full: free some space, then `dlo grade {lab} --resume`; the rows "
+                "before this one are stored, and the others keep their earlier scores",
+                folder=self.course,
+                lab=self.lab.info.directory,
+            )
+        )
+
+    def _locked(self) -> UserError:
+        return UserError(
+            tr(
+                "another program has held the gradebook of {folder} for {seconds:.0f} s: end it, then "
+                "`dlo grade {lab} --resume`; the rows before this one are stored, and the others keep their "
+                "earlier scores",
+                folder=self.course,
+                seconds=LOCK_SECONDS,
+                lab=self.lab.info.directory,
+            )
+        )
+
+    def _note(self, student: str, text: str) -> None:
+        with open(self.log, "a", encoding="utf-8", errors="replace") as log:
+            log.write(f"--- {student}: {text}\n")
+
+
+def _check_cells(course: NbGraderAPI, lab: LabSource) -> None:
+    """Check that the gradebook has the current questions and points of ``lab``.
+
+    Raises:
+        UserError: they differ.
+    """
+    with course.gradebook as gradebook:
+        notebook = gradebook.find_notebook(lab.info.name, lab.info.directory)
+        known = {cell.name: cell.max_score for cell in notebook.grade_cells}
+    asked = {cell.id: cell.points for cell in lab.cells if cell.kind is CellKind.TEST}
+    if changed := sorted(name.removeprefix(TEST_PREFIX) for name, _ in known.items() ^ asked.items()):
+        text = (
+            "{lab} was changed after its release ({questions}): generate it again; "
+            "nbgrader accepts new questions only before the first submission"
+        )
+        raise UserError(tr(text, lab=lab.info.directory, questions=", ".join(dict.fromkeys(changed))))
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether an error, or what caused it, is a full disk or quota; SQLite reports it in words."""
+    full = (errno.ENOSPC, errno.EDQUOT)
+    return any(getattr(one, "errno", None) in full or "disk is full" in str(one) for one in causes_of(error))
+
+
+def _ran_out(report: Report) -> bool:
+    checks = (check for question in report.questions.values() for check in question.checks)
+    return any(check.status in EXHAUSTED for check in checks)
+
+
+def grade_lab_stock(lab: LabInfo, folder: str | Path = ".") -> GradeTable:
+    """Grade the same submissions with nbgrader's execution, in ``stock/`` of the course, as a cross-check.
+
+    Honest submissions get the same points from both. Never publish these grades: a notebook can forge them.
+
+    Raises:
+        UserError: ``folder`` is no course of this library.
+    """
+    course = open_course(folder, stock=True)
+    run_step(course, "stock generate", course.generate_assignment(lab.directory))
+    require_release(course, lab)
+    for student in submitted_students(course, lab):
+        log_step(course, f"autograde {student}", course.autograde(lab.directory, student))
+    return read_grades(course, lab)
+
+
+def require_release(course: NbGraderAPI, lab: LabInfo) -> None:
+    """Check that the lab is released in the course.
+
+    Raises:
+        UserError: the gradebook does not contain the lab.
+    """
+    with course.gradebook as gradebook:
+        if lab.directory not in {assignment.name for assignment in gradebook.assignments}:
+            raise UserError(
+                f"{lab.directory} is not in the gradebook: `dlo release {lab.directory}` comes first"
+            )
+
+
+def submitted_students(course: NbGraderAPI, lab: LabInfo) -> list[str]:
+    """Return the students whose submission of ``lab`` is collected, sorted."""
+    return sorted(course.get_submitted_students(lab.directory))
+
+
+def run_step(course: NbGraderAPI, name: str, result: dict[str, Any]) -> None:
+    """Log nbgrader's output of a step for the whole class.
+
+    Raises:
+        UserError: the step failed; the message has its last line and names the log.
+    """
+    log = log_step(course, name, result)
+    if not result["success"]:
+        last = result["error"].strip().splitlines()[-1]
+        raise UserError(f"nbgrader's step {name!r} failed: {last} (all of it is in {log})")
+
+
+def log_step(course: NbGraderAPI, name: str, result: dict[str, Any]) -> Path:
+    """Append nbgrader's output of a step to the course's log; return the log."""
+    file = Path(course.coursedir.root) / LOG_FILE
+    with open(file, "a", encoding="utf-8", errors="replace") as log:
+        log.write(
+            f"--- {name}: {'done' if result['success'] else 'failed'}\n"
+            f"{result.get('log', '')}{result.get('error', '')}\n"
+        )
+    return file

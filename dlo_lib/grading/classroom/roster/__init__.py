@@ -1,0 +1,10 @@
+"""The students of a course, its rules, and the files that a course reads and writes.
+
+- ``roster``: the students
+- ``course_file``: due dates and rules, in ``course.toml``
+- ``course_access``: who may enter the course's folder
+- ``archive``: reads a folder or a zip safely
+- ``tables``: CSV without cells that run
+
+Imports ``lab``.
+"""
