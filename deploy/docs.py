@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Build the documentation site: `make docs`, `make docs LANGUAGE=fr`, `make docs ARGS="--update fr docs/student"`.
+"""Build the documentation site: `make docs`, `make docs LANGUAGE=fr`, `make docs ARGS="--update fr"`.
 
-Sphinx reads docs/conf.py and writes build/docs, or build/docs-fr for another language. A warning is an error, and
-nothing is downloaded. ``--update`` writes the catalogues of pages in docs/locale instead: new and changed
+Sphinx reads docs/conf.py and writes build/docs, or build/docs-fr for another language. A warning is an error,
+and nothing is downloaded. ``--update`` writes the catalogues of pages in docs/locale instead: new and changed
 paragraphs get an empty or a *fuzzy* translation, and the others keep theirs.
 
 Exit status 0: the site or the catalogues are complete. 1: Sphinx has warned. 2: bad input, one line with the

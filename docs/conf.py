@@ -75,4 +75,13 @@ pygments_style, pygments_dark_style = "default", "native"
 
 locale_dirs = ["docs/locale"]
 gettext_compact = False
-gettext_uuid = False
+gettext_location = False  # a change of a line number is no change of a catalogue
+TITLES = {"fr": "L'apprentissage profond distribué, en travaux pratiques"}
+
+
+def setup(app) -> None:
+    """Give the site of each language its title."""
+    app.connect(
+        "config-inited",
+        lambda app, config: setattr(config, "html_title", TITLES.get(config.language, config.html_title)),
+    )
