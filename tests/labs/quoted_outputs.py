@@ -16,7 +16,8 @@ from pathlib import Path
 
 import nbformat
 
-TAG = "nbval-check-output"
+from dlo_lib.grading.lab.clear_solutions import CHECKED_TAG as TAG
+
 STORED = Path(__file__).with_name("outputs")
 RULES = Path(__file__).with_name("sanitize.cfg")
 HEADER = re.compile(r'^# %% (?=.*\bid="([^"]+)").*$', re.MULTILINE)

@@ -48,10 +48,7 @@ from tests.labs.quoted_outputs import (
     write_outputs,
 )
 
-SAMPLED_EVERY = 0.1  # seconds, of the memory
-LINES = "lines of the summary"
-MEASURED = "wall, CPU, memory, points"
-STALE = "stale numbers"
+SAMPLED_EVERY = 0.3  # seconds, of the memory
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,13 +6,15 @@ id: a question's solution cell is called after the question, its test cell ``tes
 a test cell are those of the checks of its question. Building is a pure function of the lab's files, so
 building twice gives the same bytes. The cell with ``lab = Lab(globals())`` gets a line for students: grading
 runs it as released. The code of a demo of more than twelve lines is folded in the notebook, where a click on
-the three dots opens it, except with the tag ``read``::
+the three dots opens it, except with the tag ``read``. ``make course`` compares the output of a cell with the
+tag ``nbval-check-output``, which students do not get (``tests/labs/quoted_outputs.py``)::
 
     # %% [markdown] id="why"
     # %% id="setup"
     # %% id="guess" tags=["prediction"]
     # %% id="loss-curve" tags=["demo"]
     # %% id="long-loop" tags=["demo", "read"]
+    # %% id="quoted" tags=["demo", "nbval-check-output"]
     # %% nbgrader={"grade_id": "parameters", "solution": true}
     # %% nbgrader={"grade_id": "test_parameters", "grade": true}
 """

@@ -53,8 +53,11 @@ def add(a, b):
 # %% nbgrader={"grade_id": "test_add", "grade": true}
 lab.check("add")
 
-# %% id="show"
+# %% id="show" tags=["demo", "nbval-check-output"]
 print(add(1, 2))
+
+# %% id="given" tags=["nbval-check-output"]
+print(add(3, 4))
 
 # %% nbgrader={"grade_id": "quiz", "solution": true}
 ### BEGIN SOLUTION: quiz = {"q1": ""}
@@ -122,6 +125,12 @@ def test_the_release_holds_no_answer(lab: LabInfo) -> None:
     for content in files_of(release_lab(lab)).values():
         assert b"return a + b" not in content  # the reference is encoded
         assert b"answer is b" not in content
+
+
+def test_the_tag_of_an_output_that_nbval_compares_is_not_released(lab: LabInfo) -> None:
+    notebook = nbformat.reads(released_files(lab)[lab.notebook].decode(), as_version=4)
+    tags = {cell.id: cell.metadata.get("tags") for cell in notebook.cells}
+    assert (tags["show"], tags["given"]) == (["demo"], None)
 
 
 def test_test_cells_are_locked_and_solutions_cannot_be_deleted(lab: LabInfo) -> None:
