@@ -1,6 +1,12 @@
-"""The training step, learning-rate schedules and the learning-rate range test.
+"""The training step, the optimisers, learning-rate schedules and the learning-rate range test.
 
 - ``step``: the step of training and profiling
+
+Optimisers:
+
+- ``registry``: all of them by name, for training, profiling, search and labs
+- ``entry``: what the library must know about one
+- ``in_backward``: AdamW inside the backward
 
 The learning rate:
 
@@ -20,7 +26,7 @@ Number formats:
 
 - ``precision``: number formats, loss scaling and master weights
 
-The room imports ``data`` and ``models``.
+The room imports ``kernels``, ``data`` and ``models``; only the registry imports ``kernels``.
 """
 
 from dlo_lib.optim.adapter import ScheduleLR

@@ -37,6 +37,7 @@ Imports ``parallel``, ``kernels``, ``optim``, ``models``, ``launch``, ``comm`` a
 """
 
 from dlo_lib.models.counts import flops_per_token, parameters
+from dlo_lib.optim.entry import OptimizerStep
 from dlo_lib.profiling.batch_memory import largest_measured_batch, memory_of_batches, step_peak
 from dlo_lib.profiling.capacity import largest_batch, ranks_needed, step_fits
 from dlo_lib.profiling.chronometer import Chronometer, PhaseTime
@@ -53,7 +54,6 @@ from dlo_lib.profiling.roofline import (
     measure_operation,
     plot_roofline,
 )
-from dlo_lib.profiling.settings import OPTIMIZERS, OptimizerStep
 from dlo_lib.profiling.step_profile import StepProfile, profile_steps
 from dlo_lib.profiling.technical_check import TechnicalCheck, technical_check
 from dlo_lib.profiling.trace_events import (
@@ -67,7 +67,6 @@ from dlo_lib.profiling.trace_events import (
 from dlo_lib.profiling.tracker import MemoryEvent, MemoryTracker, Part
 
 __all__ = [
-    "OPTIMIZERS",
     "Ceilings",
     "Chronometer",
     "Footprint",

@@ -18,9 +18,17 @@ from dataclasses import dataclass
 from dlo_lib.base.errors import UserError
 from dlo_lib.models import LlamaConfig
 from dlo_lib.optim import Phase, Precision
+from dlo_lib.optim.entry import OptimizerStep
 from dlo_lib.parallel.plan import ParallelPlan, ShortForm, ZeroStage
-from dlo_lib.profiling.settings import OptimizerStep, StepSettings
-from dlo_lib.profiling.sizes import FP32, ActivationSizes, WeightSizes, autocast, grouped
+from dlo_lib.profiling.settings import StepSettings
+from dlo_lib.profiling.sizes import (
+    FP32,
+    ActivationSizes,
+    WeightSizes,
+    autocast,
+    grouped,
+    parameter_shapes,
+)
 from dlo_lib.profiling.tracker import Part
 
 
@@ -91,7 +99,10 @@ def memory_footprint(
     weights, sizes = WeightSizes.of(chosen), ActivationSizes.of(chosen)
     always = {
         Part.WEIGHTS: weights.all,
-        Part.OPTIMIZER_STATE: weights.all * chosen.optimizer.states,
+        Part.OPTIMIZER_STATE: sum(
+            count * chosen.optimizer.count_state_bytes(shape)
+            for shape, count in parameter_shapes(chosen.config).items()
+        ),
         # Inputs and targets are int64
         Part.BUFFERS: 2 * 8 * chosen.batch * chosen.seq + _buckets(chosen, weights),
     }
@@ -213,15 +224,11 @@ def _attention_backward(chosen: StepSettings, sizes: ActivationSizes) -> int:
 
 
 def _update(chosen: StepSettings, weights: WeightSizes) -> list[_Change]:
-    c = chosen.config
-    denominators = {
-        OptimizerStep.FUSED: 0,
-        OptimizerStep.FOREACH: weights.all,
-        # sqrt(v), its quotient, and the denominator of the previous parameter. The three matrices of an MLP
-        # are successive parameters.
-        OptimizerStep.FOR_LOOP: max(2 * weights.vocabulary, 3 * FP32 * c.hidden * c.intermediate),
-    }
-    temporaries = denominators[chosen.step] if chosen.optimizer.denominator else 0
+    temporaries = chosen.optimizer.steps[chosen.step].peak(
+        every=weights.all // FP32,
+        largest=weights.vocabulary // FP32,
+        successive=chosen.config.hidden * chosen.config.intermediate,  # the three matrices of an MLP
+    )
     gradients = 0 if chosen.optimizer.in_backward else weights.all
     return [
         ("step", Phase.OPTIMIZER, {Part.GRADIENTS: gradients, Part.STEP_TEMPORARIES: temporaries}),

@@ -32,6 +32,7 @@ from dlo_lib.kernels.dispatch import around_twins
 from dlo_lib.kernels.llama import loss_options
 from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim import Phase, Precision, train_step
+from dlo_lib.optim.entry import OptimizerStep
 from dlo_lib.parallel.mesh import TOKENS, ParallelMesh
 from dlo_lib.parallel.parallelize import make_optimizer, parallelize
 from dlo_lib.parallel.pipeline.runtime import Pipeline
@@ -39,7 +40,7 @@ from dlo_lib.parallel.plan import ParallelPlan, ShortForm, ZeroStage
 from dlo_lib.parallel.protocol import local_optimizer
 from dlo_lib.profiling.older_releases import fake_collectives, flash_attention
 from dlo_lib.profiling.report import MemoryReport
-from dlo_lib.profiling.settings import OptimizerStep, StepSettings
+from dlo_lib.profiling.settings import StepSettings
 from dlo_lib.profiling.tracker import MemoryTracker, Part
 
 
@@ -65,10 +66,11 @@ def measure_memory(
         seq: the number of tokens per sequence, of which a rank has 1/cp.
         precision: the precision of matrix products, by autocast over fp32 weights.
         checkpointing: whether only the input of each block is saved for backward.
-        optimizer: a name in ``settings.OPTIMIZERS``: adamw, sgd, sgd-momentum or adamw-in-backward. The last
-            one updates a parameter as soon as its gradient is complete (``kernels.BackwardAdamW``), and needs
+        optimizer: a name in ``optim.registry.OPTIMIZERS``, such as adamw, sgd-momentum or adamw-in-backward.
+            The last one updates a parameter as soon as its gradient is complete, and needs
             ``parallel="none"``.
-        fused: ``True`` for the fused step, ``False`` for foreach, or an ``OptimizerStep``.
+        fused: ``True`` for the step with the fewest kernels, the fused one if there is one; ``False`` for
+            foreach; or an ``OptimizerStep``.
         parallel: "none", "ddp", "zero1", "zero2", "fsdp" (also called "zero3"), "hsdp" with one copy of the
             model for each 8 ranks, or a ``ParallelPlan``. Sharded parameters are gathered in ``precision``,
             without autocast.

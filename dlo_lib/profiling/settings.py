@@ -4,89 +4,19 @@ share them."""
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
-
-import torch
-from torch import Tensor
+from typing import TypeVar
 
 from dlo_lib.base.errors import UserError, require_count, unknown_name
-from dlo_lib.kernels import BackwardAdamW, FusedOperation, Kernels
+from dlo_lib.kernels import FusedOperation, Kernels
 from dlo_lib.models import LlamaConfig, model_config
 from dlo_lib.optim import Precision
-from dlo_lib.parallel.plan import ParallelPlan, ShortForm
+from dlo_lib.optim.entry import OptimizerEntry, OptimizerStep, TrainingForm
+from dlo_lib.optim.registry import optimizer_entry
+from dlo_lib.parallel.plan import ParallelPlan, ShortForm, ZeroStage
 
 E = TypeVar("E", bound=enum.Enum)
-
-
-class OptimizerStep(enum.Enum):
-    """The implementation of the optimiser step in PyTorch. The three implementations need different temporary
-    memory."""
-
-    FUSED = "fused"
-    """One kernel, without temporary memory."""
-    FOREACH = "foreach"
-    """One kernel per operation for all parameters, the default on CUDA. A temporary tensor has the size of
-    all parameters together."""
-    FOR_LOOP = "for-loop"
-    """A loop over the parameters. A temporary tensor has the size of one parameter."""
-
-
-class UpdateInBackward(torch.optim.Optimizer):
-    """``BackwardAdamW`` in the place of an optimiser: the backward updates the parameters and frees their
-    gradients, so that ``step`` and ``zero_grad`` find no gradient.
-
-    Args:
-        params: the parameters.
-        options: those of ``BackwardAdamW``.
-    """
-
-    def __init__(self, params: Iterable[Tensor], **options: Any) -> None:
-        self._updates = BackwardAdamW(params, **options)
-        super().__init__(self._updates.params, options)
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Take over the state of the updates."""
-        self.state.update(self._updates.state)
-
-
-@dataclass(frozen=True)
-class OptimizerKind:
-    """An optimiser and its memory.
-
-    Attributes:
-        cls: the class.
-        options: the hyper-parameters that affect the memory.
-        states: the number of state tensors with the shape of the parameter.
-        denominator: whether a step computes sqrt(v) + eps, which has the size of the parameters.
-        in_backward: whether the backward updates each parameter and frees its gradient. ``OptimizerStep``
-            has no effect on it.
-    """
-
-    cls: Callable[..., torch.optim.Optimizer]
-    options: dict[str, float]
-    states: int
-    denominator: bool
-    in_backward: bool = False
-
-    def arguments(self, step: OptimizerStep) -> dict[str, float]:
-        """Return the keyword arguments of ``cls``."""
-        if self.in_backward:
-            return self.options
-        return {
-            "fused": step is OptimizerStep.FUSED,
-            "foreach": step is OptimizerStep.FOREACH,
-            **self.options,
-        }
-
-
-OPTIMIZERS = {
-    "adamw": OptimizerKind(torch.optim.AdamW, {}, states=2, denominator=True),
-    "sgd": OptimizerKind(torch.optim.SGD, {}, states=0, denominator=False),
-    "sgd-momentum": OptimizerKind(torch.optim.SGD, {"momentum": 0.9}, states=1, denominator=False),
-    "adamw-in-backward": OptimizerKind(UpdateInBackward, {}, states=2, denominator=False, in_backward=True),
-}
 
 
 GPUS_PER_NODE = 8
@@ -103,7 +33,7 @@ class StepSettings:
     seq: int
     precision: Precision
     checkpointing: bool
-    optimizer: OptimizerKind
+    optimizer: OptimizerEntry
     step: OptimizerStep
     plan: ParallelPlan
     alone: bool
@@ -145,17 +75,11 @@ class StepSettings:
                 raise UserError(f"{name} is {flag!r}: it should be True or False")
         if not isinstance(fused, (bool, OptimizerStep)):
             raise UserError(f"fused is {fused!r}: it should be True, False or an OptimizerStep")
-        if optimizer not in OPTIMIZERS:
-            raise unknown_name("optimizer", optimizer, OPTIMIZERS)
+        entry = optimizer_entry(optimizer)
         kind = named(Precision, "precision", precision)
         plan, alone = _plan(parallel, kind, bucket_view, world_size)
-        if OPTIMIZERS[optimizer].in_backward and not alone:
-            raise UserError(
-                f"{optimizer} updates each parameter before its gradient is averaged over ranks: "
-                'use parallel="none", or optimizer="adamw"'
-            )
-        whole = OptimizerStep.FUSED if fused else OptimizerStep.FOREACH
-        step = fused if isinstance(fused, OptimizerStep) else whole
+        if (why := entry.wrong_under(forms_of(None if alone else plan))) is not None:
+            raise UserError(f'{optimizer} {why}: use parallel="none", or optimizer="adamw"')
         operations = frozenset(
             named(Kernels, "kernels", kernels).operations if isinstance(kernels, (str, Kernels)) else kernels
         )
@@ -168,8 +92,8 @@ class StepSettings:
             seq=seq,
             precision=kind,
             checkpointing=checkpointing,
-            optimizer=OPTIMIZERS[optimizer],
-            step=step,
+            optimizer=entry,
+            step=_step(optimizer, entry, fused),
             plan=plan,
             alone=alone,
             world_size=world_size,
@@ -198,6 +122,45 @@ class StepSettings:
         queries in fp32."""
         grouped = self.config.num_heads != self.config.num_kv_heads
         return self.precision is Precision.FP32 and grouped and FusedOperation.ATTENTION not in self.fused
+
+
+def forms_of(plan: ParallelPlan | None) -> set[TrainingForm]:
+    """Return the forms of distribution of ``plan``, None being one process without ranks."""
+    if plan is None:
+        return {TrainingForm.ALONE}
+    stages = {
+        ZeroStage.NONE: TrainingForm.DDP,
+        ZeroStage.OPTIMIZER: TrainingForm.ZERO1,
+        ZeroStage.GRADIENTS: TrainingForm.ZERO2,
+        ZeroStage.PARAMETERS: TrainingForm.FSDP,
+    }
+    cut = {TrainingForm.TP: plan.tp > 1, TrainingForm.PP: plan.pipelined, TrainingForm.EP: plan.ep > 1}
+    return {stages[plan.stage], *(form for form, used in cut.items() if used)}
+
+
+def _step(name: str, entry: OptimizerEntry, fused: bool | OptimizerStep) -> OptimizerStep:
+    """Return the implementation that ``fused`` chooses. True is the one with the fewest kernels, and False is
+    ``foreach`` where the optimiser has it.
+
+    Raises:
+        UserError: the optimiser does not have it.
+    """
+    if fused is True or entry.in_backward:
+        return entry.default_step
+    step = fused if isinstance(fused, OptimizerStep) else OptimizerStep.FOREACH
+    require_step(name, entry, step)
+    return step
+
+
+def require_step(name: str, entry: OptimizerEntry, step: OptimizerStep) -> None:
+    """Check that the optimiser ``name`` has this implementation.
+
+    Raises:
+        UserError: it does not.
+    """
+    if step not in entry.steps:
+        known = " or ".join(known.value for known in entry.steps)
+        raise UserError(f"{name} has no {step.value} step: use {known}")
 
 
 def _plan(

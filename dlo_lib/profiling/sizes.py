@@ -17,6 +17,7 @@ of attention need 4 bytes per row.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from dlo_lib.models import LlamaConfig
@@ -25,6 +26,24 @@ from dlo_lib.optim import Precision
 from dlo_lib.profiling.settings import StepSettings
 
 FP32 = 4
+
+
+def parameter_shapes(config: LlamaConfig) -> Counter[tuple[int, ...]]:
+    """Return the shapes of the parameters of a Llama without experts, and how many have each."""
+    hidden, layers = config.hidden, config.num_layers
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes: Counter[tuple[int, ...]] = Counter()
+    for shape, count in (
+        ((config.vocab_size, hidden), 1 if config.tied_embeddings else 2),
+        ((queries, hidden), layers),
+        ((keys, hidden), 2 * layers),
+        ((hidden, queries), layers),
+        ((config.intermediate, hidden), 2 * layers),
+        ((hidden, config.intermediate), layers),
+        ((hidden,), 2 * layers + 1),
+    ):
+        shapes[shape] += count
+    return shapes
 
 
 @dataclass(frozen=True)

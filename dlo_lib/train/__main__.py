@@ -59,6 +59,7 @@ def _command() -> Any:
         kind, default, choices = hints[option.name], option.default, None
         if isinstance(default, enum.Enum):  # as text, because the error of TrainConfig lists the valid names
             kind, choices, default = str, "|".join(member.value for member in type(default)), default.value
+        choices = "|".join(said[option.name].choices) or choices
         parser = None
         if option.name == "batch":
             kind, parser, choices = str, _batch, "INTEGER|auto"

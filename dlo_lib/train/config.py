@@ -16,22 +16,25 @@ from typing import Annotated, Any, get_type_hints
 from dlo_lib.base.errors import UserError
 from dlo_lib.kernels import Kernels
 from dlo_lib.optim import Precision
+from dlo_lib.optim.entry import OptimizerStep
+from dlo_lib.optim.registry import OPTIMIZERS, optimizer_entry
 from dlo_lib.optim.schedules import ScheduleName
 from dlo_lib.parallel.context import ContextKind, SequencePlacement
 from dlo_lib.parallel.pipeline.table import ScheduleKind
 from dlo_lib.parallel.plan import ParallelPlan, ShortForm
-from dlo_lib.profiling.settings import OptimizerStep, named
+from dlo_lib.profiling.settings import named, require_step
 
 
 @dataclass(frozen=True)
 class Option:
-    """The metadata of a field: its help, whether a resumed run must have the same value, and a second option
-    name.
+    """The metadata of a field: its help, whether a resumed run must have the same value, a second option
+    name, and the possible values if the type does not give them.
     """
 
     help: str
     same_on_resume: bool = True
     also: str | None = None
+    choices: tuple[str, ...] = ()
 
 
 class Auto(enum.Enum):
@@ -102,15 +105,22 @@ class TrainConfig:
     )
     lr_steps: Annotated[int, Option("steps until its end, warm-up included; 0: those of the run")] = 0
     warmup: Annotated[int, Option("steps over which the learning rate rises linearly")] = 10
-    weight_decay: Annotated[float, Option("AdamW's weight decay, for matrices only")] = 0.1
+    optimizer: Annotated[str, Option("name of the optimiser", choices=tuple(OPTIMIZERS))] = "adamw"
+    weight_decay: Annotated[
+        float, Option("weight decay, for matrices only; sgd and adam add it to the gradient")
+    ] = 0.1
     clip: Annotated[float, Option("largest 2-norm of the gradient; 0 does not clip")] = 1.0
     precision: Annotated[Precision, Option("dtype of matrix products; fp16 scales the loss")] = Precision.FP32
     fp8: Annotated[
         bool, Option("with --precision bf16, 8-bit operands in the linear layers of blocks (H100 or later)")
     ] = False
-    optimizer_step: Annotated[OptimizerStep, Option("which of PyTorch's implementations of AdamW")] = (
-        OptimizerStep.FUSED
-    )
+    optimizer_step: Annotated[
+        OptimizerStep | Auto,
+        Option(
+            "implementation of the optimiser; auto: the one with the fewest kernels",
+            choices=("auto", *(step.value for step in OptimizerStep)),
+        ),
+    ] = Auto.AUTO
     kernels: Annotated[
         Kernels,
         Option("norms, RoPE, SwiGLU, loss and AdamW as in PyTorch or fused", same_on_resume=False),
@@ -150,7 +160,6 @@ class TrainConfig:
             "schedule": ScheduleKind,
             "lr_schedule": ScheduleName,
             "precision": Precision,
-            "optimizer_step": OptimizerStep,
             "kernels": Kernels,
         }
         for name, kind in kinds.items():
@@ -177,6 +186,7 @@ class TrainConfig:
             self._at_least(name, 0)
         for name in ("cp", "tp", "ep"):
             self._at_least(name, 1)
+        self._check_optimizer()
         if self.sequence_parallel and self.tp == 1:
             raise UserError("sequence-parallel needs tp 2 or more: use --tp 2, or leave it out")
         if self.async_tp and not self.sequence_parallel:
@@ -205,6 +215,29 @@ class TrainConfig:
         ):  # stored, because a longer run must not change its first steps
             object.__setattr__(self, "lr_steps", self.lr_steps or self.steps)
         self.learning_rate(1)
+
+    def _check_optimizer(self) -> None:
+        """Choose the implementation of the optimiser, and refuse what it cannot do."""
+        entry = optimizer_entry(self.optimizer)
+        step = (
+            entry.default_step if self.optimizer_step in (Auto.AUTO, Auto.AUTO.value) else self.optimizer_step
+        )
+        # stored, because a resumed run must have the same one
+        object.__setattr__(self, "optimizer_step", named(OptimizerStep, "optimizer-step", step))
+        assert isinstance(self.optimizer_step, OptimizerStep)
+        require_step(self.optimizer, entry, self.optimizer_step)
+        if not entry.in_backward:
+            return
+        for cure, wrong in {
+            "--clip 0": self.clip,
+            "--accumulation 1": self.accumulation > 1,
+            "--precision bf16 or fp32": self.precision is Precision.FP16,
+        }.items():
+            if wrong:
+                raise UserError(
+                    f"{self.optimizer} frees each gradient in the backward of a micro-batch: add {cure}, or "
+                    "use --optimizer adamw"
+                )
 
     def _at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
@@ -319,7 +352,7 @@ class TrainConfig:
 
     def _before(self, before: dict[str, Any]) -> dict[str, Any]:
         """Return the options of an earlier run, with defaults for options that it did not have."""
-        return {**{option.name: _plain(option.default) for option in fields(self)}, **before}
+        return {**TrainConfig().plain(), **before}
 
 
 _PLAN = ("parallel", "pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")

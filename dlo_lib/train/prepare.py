@@ -14,18 +14,20 @@ from torch import nn
 from dlo_lib.base.errors import UserError
 from dlo_lib.base.files import write_text
 from dlo_lib.data import RankSampler, TokenDataset, open_dataset
-from dlo_lib.kernels import FusedAdamW, Kernels, fuse
+from dlo_lib.kernels import Kernels, fuse
 from dlo_lib.launch import Place
 from dlo_lib.models import Llama, model_config
 from dlo_lib.models.checkpoint import load_checkpoint, read_config
 from dlo_lib.optim import Precision
+from dlo_lib.optim.entry import OptimizerStep
+from dlo_lib.optim.registry import optimizer_entry
 from dlo_lib.parallel.fsdp.deferred_init import deferred_init
 from dlo_lib.parallel.grad_scaler import ShardedGradScaler
 from dlo_lib.parallel.materialize import Values
 from dlo_lib.parallel.mesh import SEQUENCES, TOKENS, ParallelMesh
 from dlo_lib.parallel.parallelize import make_optimizer, parallelize
 from dlo_lib.parallel.plan import ParallelPlan
-from dlo_lib.profiling.settings import OptimizerStep
+from dlo_lib.profiling.settings import forms_of
 from dlo_lib.train.checkpoint import Checkpoint, folder_of, newest
 from dlo_lib.train.compiled import compile_model, inductor
 from dlo_lib.train.config import Auto, TrainConfig
@@ -33,9 +35,6 @@ from dlo_lib.train.disk import writing
 from dlo_lib.train.fp8 import require_fp8, use_fp8
 from dlo_lib.train.metrics import METRICS_FILE
 from dlo_lib.train.state import TrainState, seed_everything
-
-BETAS = (0.9, 0.95)
-"""The betas of AdamW, as in the Llama papers."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +98,8 @@ def prepare(config: TrainConfig, place: Place) -> Prepared:
         UserError: the configuration cannot be trained or resumed.
     """
     plan = config.plan(place.world_size, place.local_world_size)
+    if why := optimizer_entry(config.optimizer).wrong_under(forms_of(plan if config.is_parallel else None)):
+        raise UserError(f"{config.optimizer} {why}: use --parallel none, or --optimizer adamw")
     mesh = ParallelMesh(plan.degrees) if config.is_parallel else None
     checkpoint = newest(config.out) if config.resume else None
     if checkpoint is not None:
@@ -230,9 +231,7 @@ def _optimizer(
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": others, "weight_decay": 0.0},
     ]
-    how = config.optimizer_step
-    fused, foreach = how is OptimizerStep.FUSED, how is OptimizerStep.FOREACH
-    cls = FusedAdamW if fused and config.kernels is Kernels.FUSED else torch.optim.AdamW
-    return make_optimizer(
-        model, plan, mesh, groups, cls, lr=config.lr, betas=BETAS, fused=fused, foreach=foreach
-    )
+    entry, step = optimizer_entry(config.optimizer), config.optimizer_step
+    assert isinstance(step, OptimizerStep)
+    cls = entry.class_for(step, fused_kernels=config.kernels is Kernels.FUSED)
+    return make_optimizer(model, plan, mesh, groups, cls, **entry.arguments(step, lr=config.lr))

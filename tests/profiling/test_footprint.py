@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from dlo_lib.base.errors import UserError
-from dlo_lib.models import model_config
+from dlo_lib.models import Llama, LlamaConfig, model_config
 from dlo_lib.optim import Phase
+from dlo_lib.optim.registry import OPTIMIZERS
 from dlo_lib.profiling import OptimizerStep, Part, measure_memory, memory_footprint
+from dlo_lib.profiling.sizes import parameter_shapes
 
 MIB = 2**20
 LLAMA_1B, LLAMA_3B, LLAMA_8B = (
@@ -85,6 +88,27 @@ def test_formula_and_measurement_agree_if_the_activations_dominate(choice: dict)
     footprint = memory_footprint(**choice)
     assert footprint.at_peak[Part.ACTIVATIONS] > 0.5 * footprint.peak_bytes
     assert_agrees(choice)
+
+
+ONE_BLOCK = replace(BLOCKS_3B, num_layers=1)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "step"), [(name, step) for name, entry in OPTIMIZERS.items() for step in entry.steps]
+)
+def test_the_state_and_the_step_of_every_optimizer_have_the_memory_of_their_entry(
+    optimizer: str, step: OptimizerStep
+):
+    choice: dict = {"model": ONE_BLOCK, "seq": 16, "parallel": "none", "optimizer": optimizer, "fused": step}
+    measured, computed = measure_memory(**choice), memory_footprint(**choice)
+    for part in (Part.OPTIMIZER_STATE, Part.STEP_TEMPORARIES):
+        assert measured.peak_by_part[part] == pytest.approx(computed.peak_by_part[part], rel=0.05, abs=4096)
+
+
+@pytest.mark.parametrize("config", [ONE_BLOCK, UNTIED_1B, model_config("tiny")])
+def test_the_shapes_of_the_parameters_are_those_of_the_model(config: LlamaConfig):
+    shapes = Counter(tuple(param.shape) for param in Llama(config, device="meta").parameters())
+    assert parameter_shapes(config) == shapes
 
 
 def test_at_least_half_of_the_grid_has_activations_above_half_of_the_peak():

@@ -18,7 +18,7 @@ Optimisers of parts:
 - ``elementwise``: which optimisers may update a part
 - ``held_parts``: optimisers of parameters that are parts
 
-Imports ``backward_pass`` and ``dlo_lib.kernels``.
+Imports ``backward_pass`` and ``dlo_lib.optim``.
 """
 
 from dlo_lib.parallel.sharding import grad_functions  # noqa: F401 - defines the functions of gradients

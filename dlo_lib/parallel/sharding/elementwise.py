@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dlo_lib.kernels import FusedAdamW
+from dlo_lib.optim.entry import UpdateReach
+from dlo_lib.optim.registry import classes_by_reach
 
 ELEMENTWISE: frozenset[type[torch.optim.Optimizer]] = frozenset(
     getattr(torch.optim, name)
@@ -42,13 +43,15 @@ ELEMENTWISE: frozenset[type[torch.optim.Optimizer]] = frozenset(
         "Rprop",
         "SGD",
     )
-) | {FusedAdamW}
+) | classes_by_reach(UpdateReach.ELEMENT)
 """The optimisers that update each element independently, and can therefore update parts of parameters."""
 
 # Muon is in torch 2.9 and later.
-_EACH_PARAM = ELEMENTWISE | {
-    getattr(torch.optim, name) for name in ("Adafactor", "Muon") if hasattr(torch.optim, name)
-}
+_EACH_PARAM = (
+    ELEMENTWISE
+    | {getattr(torch.optim, name) for name in ("Adafactor", "Muon") if hasattr(torch.optim, name)}
+    | classes_by_reach(UpdateReach.PARAMETER, UpdateReach.MATRIX)
+)
 
 _GRAD_SCALES = (*[1.0] * 8, 1e3, 1e3)
 """The scales of the gradients of the steps: enough steps for an estimate of the step size to change, and

@@ -1,0 +1,90 @@
+"""The optimisers of the library, by name. ``train --optimizer``, ``profiling``, ``hpo``, sharding, tests and
+labs read this table.
+
+A new optimiser is a file with its class and an entry here. The tests then run it in every implementation and
+under every form of distribution that its entry allows, and compare its memory with the entry.
+
+    step = OPTIMIZERS["adamw"].default_step
+    optimizer = OPTIMIZERS["adamw"].cls(parameters, **OPTIMIZERS["adamw"].arguments(step, lr=1e-3))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from dlo_lib.base.errors import unknown_name
+from dlo_lib.kernels.adamw import FusedAdamW
+from dlo_lib.optim.entry import (
+    RATE_AND_DECAY,
+    STEP_COUNT,
+    OptimizerEntry,
+    OptimizerState,
+    OptimizerStep,
+    StepMemory,
+    TrainingForm,
+    UpdateReach,
+)
+from dlo_lib.optim.in_backward import UpdateInBackward
+
+_MOMENTS = (STEP_COUNT, OptimizerState("exp_avg"), OptimizerState("exp_avg_sq"))
+_MOMENTUM = (OptimizerState("momentum_buffer"),)
+_ADAM_SETTINGS = RATE_AND_DECAY | {"betas", "eps"}
+_SGD_SETTINGS = RATE_AND_DECAY | {"momentum"}
+_LLAMA_BETAS = {"betas": (0.9, 0.95)}
+"""As in the Llama papers."""
+
+_ADAM_STEPS = {
+    OptimizerStep.FUSED: StepMemory(unscales=True),
+    # sqrt(v) + eps of all parameters
+    OptimizerStep.FOREACH: StepMemory(of_all=4),
+    # sqrt(v), its quotient, and the denominator of the previous parameter
+    OptimizerStep.FOR_LOOP: StepMemory(of_largest=8, of_successive=12),
+}
+_SGD_STEPS = {
+    OptimizerStep.FUSED: StepMemory(unscales=True),
+    OptimizerStep.FOREACH: StepMemory(),
+    OptimizerStep.FOR_LOOP: StepMemory(),
+}
+# The look-ahead gradient. The foreach step adds it to the gradients in place.
+_NESTEROV_STEPS = _SGD_STEPS | {OptimizerStep.FOR_LOOP: StepMemory(of_largest=4, of_successive=4)}
+
+OPTIMIZERS: Mapping[str, OptimizerEntry] = {
+    "adamw": OptimizerEntry(
+        torch.optim.AdamW, _MOMENTS, _ADAM_STEPS, _ADAM_SETTINGS, _LLAMA_BETAS, kernel=FusedAdamW
+    ),
+    "adam": OptimizerEntry(torch.optim.Adam, _MOMENTS, _ADAM_STEPS, _ADAM_SETTINGS, _LLAMA_BETAS),
+    "sgd": OptimizerEntry(torch.optim.SGD, (), _SGD_STEPS),
+    "sgd-momentum": OptimizerEntry(torch.optim.SGD, _MOMENTUM, _SGD_STEPS, _SGD_SETTINGS, {"momentum": 0.9}),
+    "sgd-nesterov": OptimizerEntry(
+        torch.optim.SGD, _MOMENTUM, _NESTEROV_STEPS, _SGD_SETTINGS, {"momentum": 0.9, "nesterov": True}
+    ),
+    "adamw-in-backward": OptimizerEntry(
+        UpdateInBackward,
+        _MOMENTS,
+        {OptimizerStep.FUSED: StepMemory()},
+        _ADAM_SETTINGS,
+        _LLAMA_BETAS,
+        forms={TrainingForm.ALONE},
+        in_backward=True,
+    ),
+}
+
+
+def optimizer_entry(name: str) -> OptimizerEntry:
+    """Return the entry of ``name``.
+
+    Raises:
+        UserError: there is none. The message offers similar names.
+    """
+    if name not in OPTIMIZERS:
+        raise unknown_name("optimizer", name, OPTIMIZERS)
+    return OPTIMIZERS[name]
+
+
+def classes_by_reach(*reaches: UpdateReach) -> frozenset[type[torch.optim.Optimizer]]:
+    """Return the classes of the entries with one of ``reaches``, and their kernels, without those that update
+    in the backward."""
+    entries = [entry for entry in OPTIMIZERS.values() if entry.reach in reaches and not entry.in_backward]
+    return frozenset(cls for entry in entries for cls in (entry.cls, entry.kernel) if cls is not None)

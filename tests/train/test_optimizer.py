@@ -1,0 +1,148 @@
+"""``--optimizer``: every optimiser of the registry trains, resumes bit for bit, or refuses in one line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dlo_lib.base.errors import UserError
+from dlo_lib.launch import run_ranks
+from dlo_lib.optim.entry import OptimizerStep
+from dlo_lib.optim.registry import OPTIMIZERS
+from dlo_lib.parallel.plan import ParallelPlan
+from dlo_lib.profiling.settings import forms_of
+from dlo_lib.train import TrainConfig, TrainResult, newest, train
+from dlo_lib.train.__main__ import main, parse
+from tests.train.test_loop import assert_same_state, numbers
+
+FORMS: list[dict[str, Any]] = [
+    {"parallel": "zero2", "accumulation": 2},
+    {"parallel": "fsdp", "precision": "fp16"},
+    {"parallel": "zero1", "lr_schedule": "cosine"},
+    {"tp": 2},
+]
+ALONE: list[dict[str, Any]] = [
+    {"precision": "fp16"},
+    {"kernels": "fused", "accumulation": 2},
+    {"lr_schedule": "cosine", "clip": 0.5},
+]
+
+
+def in_steps(config: TrainConfig) -> tuple[TrainConfig, TrainConfig, TrainConfig]:
+    """Return an undisturbed run, its first half elsewhere, and the run that resumes it."""
+    half = replace(config, out=config.out.with_name(config.out.name + "-resumed"), steps=2)
+    return config, half, replace(half, steps=config.steps, resume=True)
+
+
+def options_alone(name: str, number: int) -> dict[str, Any]:
+    return {"clip": 0.0} if OPTIMIZERS[name].in_backward else ALONE[number % len(ALONE)]
+
+
+def trained(configs: list[TrainConfig]) -> list[TrainResult]:
+    return [train(config) for config in configs]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_trains_and_resumes_bit_for_bit(small_run, name: str):
+    number = list(OPTIMIZERS).index(name)
+    config = small_run("whole", optimizer=name, steps=4, **options_alone(name, number))
+    whole, _, resumed = trained([*in_steps(config)])
+    assert_same_state(resumed, whole)
+    losses = [line["loss"] for line in numbers(config.out)]
+    assert losses[-1] < losses[0]
+
+
+def test_every_kind_of_state_resumes_on_two_ranks_bit_for_bit(small_run):
+    """Not that of AdamW, which the tests of the loop and of other plans resume in every form."""
+    by_states = {
+        entry.states: name
+        for name, entry in OPTIMIZERS.items()
+        if entry.wrong_under(forms_of(ParallelPlan())) is None
+    }
+    del by_states[OPTIMIZERS["adamw"].states]
+    runs = [
+        in_steps(small_run(name, optimizer=name, steps=4, **FORMS[number % len(FORMS)]))
+        for number, name in enumerate(by_states.values())
+    ]
+    assert runs
+    first = run_ranks(trained, 2, [config for whole, half, _ in runs for config in (whole, half)])[0]
+    resumed = run_ranks(trained, 2, [config for _, _, config in runs])[0]  # in new processes
+    for one, other in zip(first[::2], resumed, strict=True):
+        assert_same_state(one, other)
+
+
+def test_another_optimizer_on_resume_is_one_line_and_status_2(small_run, capfd):
+    config = small_run(optimizer="sgd-momentum", steps=1)
+    train(config)
+    arguments = ["--optimizer", "sgd", "--resume", "--out", str(config.out), "--model", config.model]
+    same = ["--data", "arithmetic", "--seq", "32", "--batch", "2", "--lr", "0.01", "--warmup", "2"]
+    assert main([*arguments, *same]) == 2
+    said = capfd.readouterr().err
+    assert "was trained with another optimizer (sgd-momentum, now sgd): use the same, or start anew" in said
+    assert said.count("\n") == 1
+
+
+def test_a_checkpoint_without_the_field_resumes_as_adamw(small_run):
+    whole, half, resumed = in_steps(small_run("whole", steps=4))
+    undisturbed, before = trained([whole, half])
+    manifest = before.checkpoint / "checkpoint.json"
+    content = json.loads(manifest.read_text())
+    for name in ("optimizer", "optimizer_step"):
+        del content["config"][name]
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"another optimizer \(adamw, now adam\)"):
+        train(replace(resumed, optimizer="adam"))
+    assert_same_state(train(resumed), undisturbed)
+    assert newest(resumed.out).config["optimizer"] == "adamw"
+
+
+def test_the_implementation_is_the_one_with_the_fewest_kernels_and_is_stored():
+    for name, entry in OPTIMIZERS.items():
+        config = TrainConfig(optimizer=name, clip=0.0)
+        assert config.optimizer_step is next(iter(entry.steps))
+        assert config.plain()["optimizer_step"] == entry.default_step.value
+        assert parse(["--optimizer", name, "--clip", "0"]) == config
+    assert (
+        TrainConfig(optimizer_step="auto") == TrainConfig(optimizer_step=OptimizerStep.FUSED) == TrainConfig()
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"optimizer": "adamv"}, 'unknown optimizer "adamv": did you mean adam or adamw'),
+        ({"optimizer_step": "fast"}, 'unknown optimizer-step "fast"'),
+        (
+            {"optimizer": "adamw-in-backward", "clip": 0.0, "optimizer_step": "foreach"},
+            "adamw-in-backward has no foreach step: use fused",
+        ),
+        ({"optimizer": "adamw-in-backward"}, "add --clip 0, or use --optimizer adamw"),
+        ({"optimizer": "adamw-in-backward", "clip": 0.0, "accumulation": 2}, "add --accumulation 1"),
+        (
+            {"optimizer": "adamw-in-backward", "clip": 0.0, "precision": "fp16"},
+            "add --precision bf16 or fp32",
+        ),
+    ],
+)
+def test_what_an_optimizer_cannot_do_is_refused(options: dict[str, Any], says: str):
+    with pytest.raises(UserError) as error:
+        TrainConfig(**options)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_form_under_which_the_optimizer_is_wrong_is_refused_before_anything_is_written(small_run):
+    config = small_run(optimizer="adamw-in-backward", clip=0.0, parallel="ddp")
+    with pytest.raises(UserError, match="before its gradient is averaged over ranks: use --parallel none"):
+        train(config)
+    assert not (config.out / "config.json").exists()
+
+
+def test_the_help_lists_the_optimizers(capsys):
+    assert main(["--help"]) == 0
+    shown = "".join(capsys.readouterr().out.split())
+    assert "|".join(OPTIMIZERS) in shown
+    assert "auto|fused|foreach|for-loop" in shown
