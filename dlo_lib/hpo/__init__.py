@@ -8,6 +8,7 @@ The search:
 - ``journal``: the one file that stores a search
 - ``lease``: marks a worker as alive
 - ``workers``: several processes of one search
+- ``optimizers``: the optimiser as a hyperparameter
 
 Policies:
 
@@ -29,7 +30,7 @@ Views:
 - ``draw``: figures of a search
 - ``dashboard``: Optuna's dashboard in a notebook
 
-The room imports ``launch``.
+The room imports ``launch``, and ``optimizers`` imports ``optim``.
 """
 
 from dlo_lib.hpo.asha import Asha

@@ -64,7 +64,8 @@ class Definition:
     """The space, the policy, the sampler and the seed of a search.
 
     Raises:
-        UserError: the axes of a grid do not fit the space.
+        UserError: the axes of a grid do not fit the space; population-based training would choose the
+            optimiser.
     """
 
     space: Mapping[str, BaseDistribution]
@@ -75,6 +76,11 @@ class Definition:
     def __post_init__(self) -> None:
         if isinstance(self.policy, Grid):
             self.policy.require_in(self.space)
+        if isinstance(self.policy, PopulationBased) and "optimizer" in self.space:
+            raise UserError(
+                "PopulationBased continues the checkpoints of other trials and cannot choose the optimizer: "
+                "leave it out of the space, or use Asha or Hyperband"
+            )
 
     def propose(self, trials: Sequence[FrozenTrial]) -> dict[str, Any]:
         """Sample the hyperparameters of the next trial, given the states and values of ``trials``.
