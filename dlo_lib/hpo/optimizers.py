@@ -3,7 +3,7 @@
     space = {"optimizer": optimizer_names("adamw", "sgd"), "lr": FloatDistribution(1e-5, 1, log=True)}
 
 The objective gives the name to ``TrainConfig(optimizer=...)``. Good learning rates differ between optimisers
-by orders of magnitude: the range of ``lr`` must contain those of all of them, or each optimiser gets a search.
+by orders of magnitude: the range of ``lr`` must contain those of all of them, or each gets a search.
 The policy ``PopulationBased`` cannot choose a name, because it continues the checkpoint of another trial.
 """
 
