@@ -16,14 +16,14 @@ lab: setup ## set everything up and open JupyterLab on the labs
 test: setup-dev ## set everything up and pass the whole suite
 	@$(PYTHON3) deploy/system_packages.py
 	@$(MAKE) --no-print-directory lint
-	@$(BIN)/python -m pytest -n $(JOBS) $(ARGS) || { \
+	@$(BIN)/python -m pytest -n $(JOBS) --record-slow $(ARGS) || { \
 	  status=$$?; [ $$status -eq 1 ] || exit $$status; \
 	  echo; echo "Tests failed, see above. They run once more now, one after another:"; \
 	  echo "one that fails again is broken, one that passes depends on the other load of this machine."; \
 	  exec $(BIN)/python -m pytest --last-failed $(ARGS) --cpu-file=/dev/null; }
 
 test-fast: setup-dev ## the suite without what is slow
-	@exec $(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)
+	@exec $(BIN)/python -m pytest -n $(JOBS) -m "not slow" --record-slow $(ARGS)
 
 test-newest: setup-dev ## test-fast on the newest supported Python that is installed, with Triton (3.1 GB)
 	@exec $(BIN)/python deploy/newest_python.py $(ARGS)

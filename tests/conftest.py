@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.slow_tests import SLOW_TESTS
+from tests.slow_tests import LIMIT, function_of, read_record
 from tests.triton_interpreter import request_interpreter
 
 pytest_plugins = ("tests.cpu_time", "tests.frozen_heap")
@@ -130,9 +130,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WholeFiles |
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
-    slow = set(SLOW_TESTS.read_text(encoding="utf-8").splitlines())
+    slow = {function for function, seconds in read_record().items() if seconds >= LIMIT}
     for item in items:
-        if item.nodeid in slow or not GRADED_CLASSES.isdisjoint(getattr(item, "fixturenames", ())):
+        if function_of(item.nodeid) in slow or not GRADED_CLASSES.isdisjoint(
+            getattr(item, "fixturenames", ())
+        ):
             item.add_marker(pytest.mark.slow)
     import torch
 

@@ -24,6 +24,8 @@ from typing import Any
 
 import pytest
 
+from tests.slow_tests import new_record, read_record, write_record
+
 SLOWEST = 20
 TICKS = os.sysconf("SC_CLK_TCK")
 PROPERTY = "cpu_seconds"
@@ -37,6 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         metavar="PATH",
         help="--cpu-file=PATH writes the CPU time and the outcome of every test to PATH, as JSON lines",
+    )
+    parser.addoption(
+        "--record-slow", action="store_true", help="record which tests are slow, in tests/slow_tests.txt"
     )
 
 
@@ -95,6 +100,12 @@ class Summary:
                     line = {"test": test, "cpu": round(seconds, 3), "outcome": outcome}
                     lines.write(json.dumps(line) + "\n")
 
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if session.config.getoption("--record-slow") and exitstatus in (0, 1):
+            skipped = {test for test, outcome in self.outcomes.items() if outcome == "skipped"}
+            ran = {test: seconds for test, seconds in self.tests.items() if test not in skipped}
+            write_record(new_record(read_record(), ran, runs_all_tests(session.config), skipped))
+
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         times = os.times()
         user = times.user + times.children_user - self.earlier.children_user
@@ -121,6 +132,13 @@ class Summary:
         # more than the total where the processes of a sandbox count, for which no process outside it waits
         write(f"The tests used {clock(sum(self.tests.values()))}, each with its sandboxes.")
         write(f"The whole machine used {clock(machine() - self.machine)} meanwhile, other programs included.")
+
+
+def runs_all_tests(config: pytest.Config) -> bool:
+    """Whether no path and no option selects some of the tests."""
+    names = ("keyword", "markexpr", "deselect", "lf", "maxfail", "collectonly")
+    selected = any(config.getoption(name, None) for name in names)
+    return config.args_source is pytest.Config.ArgsSource.TESTPATHS and not selected
 
 
 def used() -> float:
