@@ -5,8 +5,8 @@ Sphinx reads docs/conf.py and writes build/docs, or build/docs-fr for another la
 and nothing is downloaded. ``--update`` writes the catalogues of pages in docs/locale instead: new and changed
 paragraphs get an empty or a *fuzzy* translation, and the others keep theirs.
 
-Exit status 0: the site or the catalogues are complete. 1: Sphinx has warned. 2: bad input, one line with the
-cure.
+Exit status 0: the site or the catalogues are complete. 1: Sphinx has warned, or a page would load from a
+network. 2: bad input, one line with the cure.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build"
 LOCALE = ROOT / "docs" / "locale"
 SOURCE = "en"
+LOADED = re.compile(
+    r"""<(?:script|link|img|iframe|source|video|audio)\b[^>]*?\b(?:src|href|srcset)=["']?(?:https?:)?//[^>]*>"""
+    r"""|@import\s+(?:url\()?["']?(?:https?:)?//[^;]*|\burl\(["']?(?:https?:)?//[^)]*"""
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,6 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
         return refuse(f"no catalogues of {chosen.language}: use {' or '.join(languages)}, or --update")
     target = BUILD / ("docs" if chosen.language == SOURCE else f"docs-{chosen.language}")
     status = build("html", target, "-D", f"language={chosen.language}")
+    if elsewhere := loaded_from_elsewhere(target):
+        print("docs: these pages load from a network:", *elsewhere, sep="\n  ", file=sys.stderr)
+        return 1
     if status == 0:
         print(f"docs: open {target.relative_to(ROOT)}/index.html with a browser")
     return status
@@ -49,10 +56,21 @@ def build(builder: str, target: Path, *options: str) -> int:
     from sphinx.cmd.build import main as sphinx_build
 
     read = BUILD / f"{target.name}-read"
-    quiet = ["--quiet", "--fail-on-warning", "--keep-going"]
+    # A second build repeats no warning of a page that it need not read again: read all.
+    quiet = ["--quiet", "--fail-on-warning", "--keep-going", "--fresh-env"]
     return sphinx_build(
         ["-b", builder, "-c", str(ROOT / "docs"), "-d", str(read), *quiet, *options, str(ROOT), str(target)]
     )
+
+
+def loaded_from_elsewhere(site: Path) -> list[str]:
+    """Return a line for each script, style, font or picture that a page loads from a network."""
+    return [
+        f"{file.relative_to(site)}: {found[0][:100]}"
+        for kind in ("*.html", "*.css")
+        for file in sorted(site.rglob(kind))
+        for found in LOADED.finditer(file.read_text(encoding="utf-8"))
+    ]
 
 
 def update(language: str, pages: list[str]) -> int:

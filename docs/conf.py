@@ -76,7 +76,7 @@ pygments_style, pygments_dark_style = "default", "native"
 locale_dirs = ["docs/locale"]
 gettext_compact = False
 gettext_location = False  # a change of a line number is no change of a catalogue
-TITLES = {"fr": "L'apprentissage profond distribué, en travaux pratiques"}
+TITLES = {"fr": "Deep learning distribué, en TP"}
 
 
 def setup(app) -> None:

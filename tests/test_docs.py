@@ -206,3 +206,28 @@ def test_bad_input_to_make_docs_is_one_line(capsys, arguments, says):
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("page.html", '<script async src="https://cdn.example/mathjax.js"></script>'),
+        ("page.html", '<link rel="stylesheet" href="//fonts.example/css">'),
+        ("below/style.css", "@import url(https://fonts.example/css);"),
+        ("below/style.css", 'src: url("https://fonts.example/a.woff2")'),
+    ],
+)
+def test_what_a_page_loads_from_a_network_is_found(tmp_path, name, text):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    (line,) = load("deploy/docs.py").loaded_from_elsewhere(tmp_path)
+    assert line.startswith(f"{name}: ")
+
+
+def test_links_to_other_sites_load_nothing(tmp_path):
+    page = '<a href="https://arxiv.org/abs/1910.02054"><img src="check.png"></a><script src="a.js"></script>'
+    (tmp_path / "page.html").write_text(page, encoding="utf-8")
+    (tmp_path / "style.css").write_text(
+        "a { background: url(a.svg) }  /* https://example.org */", encoding="utf-8"
+    )
+    assert not load("deploy/docs.py").loaded_from_elsewhere(tmp_path)

@@ -27,22 +27,24 @@ def joined(text: str) -> str:
 
 
 def page(names: list[str]) -> Iterator[str]:
-    """Yield the lines of rooms and modules."""
+    """Yield the lines of rooms and modules; a room that has the page alone has no heading."""
+    top = "##" if len(names) == 1 else "###"
     for name in names:
         room = importlib.import_module(name)
-        yield from [f"## {name.removeprefix('dlo_lib.')}", "", *directive("automodule", name, "no-members")]
+        heading = [f"## {name.removeprefix('dlo_lib.')}", ""] if len(names) > 1 else []
+        yield from [*heading, *directive("automodule", name, "no-members")]
         if not hasattr(room, "__path__"):
             yield from members(room, public(room))
         elif hasattr(room, "__all__"):
-            yield from exported(room)
+            yield from exported(room, top)
         else:
             for below in listed(room):
                 module = importlib.import_module(f"{name}.{below}")
                 if not hasattr(module, "__path__") and public(module):
-                    yield from [*text_of(module), *members(module, public(module))]
+                    yield from [*text_of(module, top), *members(module, public(module))]
 
 
-def exported(room: ModuleType) -> Iterator[str]:
+def exported(room: ModuleType, top: str) -> Iterator[str]:
     """Yield the lines of the names in ``__all__``, by the modules that define them."""
     homes = imported(room)
     order = listed(room)
@@ -54,9 +56,9 @@ def exported(room: ModuleType) -> Iterator[str]:
     for home in sorted({home for home, _ in homes.values()}, key=position):
         module = importlib.import_module(home)
         if home.startswith(room.__name__ + "."):
-            yield from text_of(module)
+            yield from text_of(module, top)
         elif home != room.__name__:
-            yield from [f"### From `{home.removeprefix('dlo_lib.')}`", ""]
+            yield from [f"{top} From `{home.removeprefix('dlo_lib.')}`", ""]
         place = line_of(module)
         names = sorted((place(there), name) for name, (where, there) in homes.items() if where == home)
         for _, name in names:
@@ -106,10 +108,10 @@ def line_of(module: ModuleType):
     return key
 
 
-def text_of(module: ModuleType) -> list[str]:
-    """Return the lines that show the docstring of a module below its name."""
+def text_of(module: ModuleType, top: str) -> list[str]:
+    """Return the lines that show the docstring of a module below its name, a heading of the level ``top``."""
     name = module.__name__
-    return [f"### {name.rpartition('.')[2]}", "", *directive("automodule", name, "no-members", "no-index")]
+    return [f"{top} {name.rpartition('.')[2]}", "", *directive("automodule", name, "no-members", "no-index")]
 
 
 def members(module: ModuleType, names: list[str]) -> Iterator[str]:
