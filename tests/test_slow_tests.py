@@ -48,7 +48,7 @@ def test_a_test_near_the_limit_does_not_come_and_go():
     assert new_record({}, tests, whole=True) == {}
 
 
-def test_a_record_is_read_as_it_was_written(tmp_path: Path):
+def test_what_is_written_is_read_back(tmp_path: Path):
     file = tmp_path / "record.txt"
     assert read_record(file) == {}
     write_record(BEFORE, file)
