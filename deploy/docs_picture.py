@@ -25,21 +25,7 @@ TARGET = ROOT / "docs" / "check.png"
 LAB, NOTEBOOK = "14_zero", "zero.ipynb"
 BROWSER = shutil.which("chromium")
 COLOURS = 48
-GIVEN, ANSWER, CHECK = ("setup", "pieces", "test_pieces"), "stage1", "test_stage1"
-PIECES = """\
-import math
-
-
-def piece_of(tensor, rank, world):
-    flat = F.pad(tensor.detach().flatten(), (0, -tensor.numel() % world))
-    return flat.chunk(world)[rank].clone()
-
-
-def whole(piece, shape):
-    pieces = piece.new_empty(dist.get_world_size() * piece.numel())
-    dist.all_gather_into_tensor(pieces, piece)
-    return pieces[: math.prod(shape)].view(shape)
-"""
+SETUP, GIVEN, ANSWER, CHECK = "setup", "pieces", "stage1", "test_stage1"
 WRONG = '''\
 class ShardedOptimizer:
     """An optimiser whose state is divided over the ranks."""
@@ -53,7 +39,8 @@ class ShardedOptimizer:
     def zero_grad(self):
         self.optimizer.zero_grad()
 '''
-ANSWERS = {"pieces": PIECES, ANSWER: WRONG}
+ANSWERS = {GIVEN: f'lab.use_reference("{GIVEN}")', ANSWER: WRONG}
+"""The text of cells. Students have this file too: no answer is in it."""
 
 
 def executed(folder: Path) -> nbformat.NotebookNode:
@@ -62,7 +49,7 @@ def executed(folder: Path) -> nbformat.NotebookNode:
     shutil.copytree(ROOT / "labs" / LAB, lab)
     notebook = nbformat.read(lab / NOTEBOOK, as_version=4)
     cells = {cell.id: cell for cell in notebook.cells}
-    notebook.cells = [cells[name] for name in (*GIVEN, ANSWER, CHECK)]
+    notebook.cells = [cells[name] for name in (SETUP, GIVEN, ANSWER, CHECK)]
     for name, text in ANSWERS.items():
         cells[name].source = text
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(lab)}}).execute()

@@ -41,6 +41,8 @@ SUFFIXES = {
     ".toml",
     ".j2",
     ".html",
+    ".css",
+    ".po",
     ".typed",
     ".md",
     ".txt",
