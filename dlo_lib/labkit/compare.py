@@ -87,12 +87,46 @@ def explaining(causes: Mapping[str, str]) -> Iterator[None]:
         raise Wrong(f"{tr(cause)}. {error}", cause) from None
 
 
+def same(
+    t: Trial,
+    got: object,
+    want: Any,
+    what: str,
+    mistakes: Mapping[str, Any] | None = None,
+    rtol: float = 1e-4,
+    atol: float = 1e-6,
+    **values: object,
+) -> None:
+    """``got`` is ``want``: a number, a tensor, or a list or dict of such values.
+
+    Args:
+        what: the name of a result in the message. It may use ``values``, in a list ``{i}``, the number of the
+            value, and in a dict ``{name}``, its key.
+        mistakes: a message for the student → what ``want`` would be with this mistake.
+    """
+    known = mistakes or {}
+    if isinstance(want, Mapping):
+        t.that(type(got) is dict, "the results should be a dict, not {got}", got=got)
+        for name, right in want.items():
+            wrong = {message: value[name] for message, value in known.items()}
+            found = got.get(name)  # type: ignore[attr-defined]
+            same(t, found, right, what, wrong, rtol, atol, **{**values, "name": name})
+    elif isinstance(want, (list, tuple)):
+        for i, (mine, right) in enumerate(zip(t.items(got, len(want), "the list of results"), want)):
+            wrong = {message: value[i] for message, value in known.items()}
+            same(t, mine, right, what, wrong, rtol, atol, **{**values, "i": i})
+    else:
+        wrong_if(t, got, want, known, rtol, atol, **values)
+        t.close(got, want, what, rtol=rtol, atol=atol, **values)  # type: ignore[arg-type]
+
+
 def every_rank(
     t: Trial,
     run: Run,
-    want: Twin | Sequence[Twin],
+    want: Any,
     what: str,
     of: Callable[[Any], Any] = lambda result: result,
+    mistakes: Mapping[str, Any] | None = None,
     rtol: float = 1e-4,
     atol: float = 1e-6,
     **values: object,
@@ -100,13 +134,19 @@ def every_rank(
     """The result of every rank is its twin.
 
     Args:
-        want: one value for all ranks, or a list with one for each rank.
+        want: one number, tensor or dict for all ranks, or a list with a value for each rank, as in ``same``.
         what: the name of the result in the message; it may use ``{rank}``, ``{world}`` and ``values``.
         of: takes the compared value out of what the scenario returned.
+        mistakes: a message for the student → what ``want`` would be with this mistake.
     """
     for rank, result in enumerate(run.results):
-        right = want[rank] if isinstance(want, (list, tuple)) else want
-        t.close(of(result), right, what, rtol=rtol, atol=atol, rank=rank, world=run.world, **values)  # type: ignore[arg-type]
+        wrong = {message: _of_rank(value, rank) for message, value in (mistakes or {}).items()}
+        where = {**values, "rank": rank, "world": run.world}
+        same(t, of(result), _of_rank(want, rank), what, wrong, rtol, atol, **where)
+
+
+def _of_rank(value: Any, rank: int) -> Any:
+    return value[rank] if isinstance(value, (list, tuple)) else value
 
 
 def entry(t: Trial, got: object, key: str, what: str) -> float:

@@ -10,7 +10,7 @@ import torch
 
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.grading.checks.contract import Run, Trial, Wrong
-from dlo_lib.labkit.compare import entry, every_rank, near, wrong_if
+from dlo_lib.labkit.compare import entry, every_rank, near, same, wrong_if
 from dlo_lib.labkit.memory import MIB, holds_at_most
 from dlo_lib.labkit.order import comes_before, first_difference
 from dlo_lib.labkit.traffic import kinds_of, passes_at_most, passes_exactly, passes_only
@@ -59,6 +59,28 @@ def test_every_rank_is_compared_with_its_twin() -> None:
     every_rank(Trial(0), run((ONE, 0), (2 * ONE, 0)), [ONE, 2 * ONE], "the mean", of=lambda result: result[0])
     with pytest.raises(Wrong, match="the mean on rank 1 of 2 is off by up to 1"):
         every_rank(Trial(0), run(ONE, 2 * ONE), ONE, "the mean on rank {rank} of {world}")
+
+
+def test_lists_and_dicts_are_compared_value_by_value() -> None:
+    same(Trial(0), {"a": [ONE, 2.0]}, {"a": [ONE, 2.0]}, "value {i} of {name}")
+    for got, words in (
+        ({"a": [ONE, 3.0]}, "value 1 of a is 3"),
+        ({"a": [ONE]}, "should be 2 values"),
+        ({}, "should be 2 values"),
+        ([ONE], "should be a dict"),
+        ({"a": [2 * ONE, 2.0]}, "summed 0"),
+    ):
+        with pytest.raises(Wrong, match=words):
+            same(
+                Trial(0), got, {"a": [ONE, 2.0]}, "value {i} of {name}", {"summed {i}": {"a": [2 * ONE, 4.0]}}
+            )
+
+
+def test_a_mistake_of_one_rank_has_the_value_of_this_rank() -> None:
+    wrong = {"summed on rank {rank}": [3 * ONE, 4 * ONE]}
+    every_rank(Trial(0), run(ONE, ONE), ONE, "the mean", mistakes=wrong)
+    with pytest.raises(Wrong, match="summed on rank 1"):
+        every_rank(Trial(0), run(ONE, 4 * ONE), ONE, "the mean", mistakes=wrong)
 
 
 def test_an_entry_of_a_dict_is_a_number() -> None:

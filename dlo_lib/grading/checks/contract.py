@@ -151,25 +151,59 @@ def scenario(function: Callable[..., Any]) -> Scenario:
 
     Only its source is sent to the student's processes. Besides builtins it may use ``torch`` and what it
     imports itself, on ranks also ``dist`` (torch.distributed) and ``mark("...")``, at which the judge reads
-    the rank's memory.
+    the rank's memory. Functions and classes that its module defines are sent too, as if the scenario
+    defined them: so several scenarios share them.
 
     Raises:
         ValueError: it uses another name of its module, or ``student`` in another form than ``student.NAME``:
             the notebook sends to the ranks the names that it finds in the source.
     """
-    if foreign := sorted(_global_names(function.__code__) - SCENARIO_NAMES - set(vars(builtins))):
+    parts, foreign = _parts(function)
+    if foreign:
         raise ValueError(
             f"scenario {function.__name__} uses {', '.join(foreign)} of its module: "
             "pass it as an input, or import it inside"
         )
-    source = textwrap.dedent(inspect.getsource(function))
-    source = source[source.index("def ") :]
+    source = _source(function)
+    if parts:
+        node = ast.parse(source).body[0]
+        assert isinstance(node, ast.FunctionDef)
+        place = node.body[1 if ast.get_docstring(node) is not None else 0].lineno - 1
+        lines = source.splitlines(keepends=True)
+        defined = [textwrap.indent(_source(part), "    ") for part in parts]
+        source = "".join([*lines[:place], *defined, *lines[place:]])
     if line := _other_use_of_student(source):
         raise ValueError(
             f"scenario {function.__name__} uses `student` in line {line} without a name behind it: "
             "write student.NAME, because a notebook sends to the ranks only the names that it finds there"
         )
     return Scenario(function.__name__, source)
+
+
+def _source(part: Callable[..., Any]) -> str:
+    """Return the source of a function without its decorators, or of a class."""
+    source = textwrap.dedent(inspect.getsource(part))
+    return source[source.index("def ") :] if inspect.isfunction(part) else source
+
+
+def _parts(function: Callable[..., Any]) -> tuple[list[Callable[..., Any]], list[str]]:
+    """Return the functions and classes of its module that ``function`` uses, directly or through each other,
+    and the other names of the module that it uses, which a rank would lack."""
+    known, foreign = SCENARIO_NAMES | set(vars(builtins)), set()
+    parts: list[Callable[..., Any]] = []
+    left = [function]
+    while left:
+        used = left.pop()
+        code = used.__code__ if inspect.isfunction(used) else compile(_source(used), "<part>", "exec")
+        for name in sorted(_global_names(code) - known - {used.__name__, *vars(used)}):
+            value: Any = function.__globals__.get(name)
+            is_part = inspect.isfunction(value) or inspect.isclass(value)
+            if not is_part or value.__module__ != function.__module__:
+                foreign.add(name)
+            elif value not in parts:
+                parts.append(value)
+                left.append(value)
+    return sorted(parts, key=lambda part: inspect.getsourcelines(part)[1]), sorted(foreign)
 
 
 def _other_use_of_student(source: str) -> int | None:

@@ -5,6 +5,7 @@ explain.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,6 +156,28 @@ def test_a_scenario_that_uses_names_of_its_module_is_refused() -> None:
         @scenario
         def leaning(student, rank, world):
             return [elsewhere for _ in range(3)]
+
+
+class _Doubled:
+    def of(self, x):
+        return 2 * x
+
+
+def _added(x, by):
+    return _Doubled().of(x) + by
+
+
+def test_a_scenario_brings_the_functions_and_classes_of_its_module_that_it_uses() -> None:
+    @scenario
+    def sums(student, rank, world, x):
+        "The title."
+        return _added(x, by=student.number())
+
+    scope: dict[str, Any] = {}
+    exec(sums.source, scope)
+    student = SimpleNamespace(number=lambda: 3)
+    assert scope["sums"](student, 0, 1, 4) == 11
+    assert list(scope) == ["__builtins__", "sums"]  # a student's code finds no part in the globals
 
 
 def test_a_scenario_names_the_functions_of_the_student() -> None:
