@@ -1,8 +1,9 @@
 """The optimisers of the registry under every form of distribution that their entries allow: after each step,
 the part of each parameter that a rank holds is that of one process, which learns from all the data.
 
-Each class runs under every form. The entries of one class, such as SGD without and with momentum, take turns
-with the forms, and so do the implementations of an entry. The twin is a loop over the parameters.
+Each class runs under every form. The entries of a class, or of one base class, take turns with the forms (SGD
+without and with momentum; Adam and AdamW), and so do the implementations of an entry. The twin is a loop over
+the parameters.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ RATES = {"lr": 0.02, "weight_decay": 0.1}
 
 
 def cases() -> Iterator[tuple[str, OptimizerStep, ParallelPlan]]:
-    """Each class under each form, with one entry and one implementation after the other."""
+    """Each base class under each form, with one entry and one implementation after the other."""
     by_class: dict[type, list[str]] = {}
     for name, entry in OPTIMIZERS.items():
-        by_class.setdefault(entry.cls, []).append(name)
+        below = entry.cls.__mro__.index(torch.optim.Optimizer) - 1
+        by_class.setdefault(entry.cls.__mro__[below], []).append(name)
     for names in by_class.values():
         pairs = [(name, step) for step in OptimizerStep for name in names if step in OPTIMIZERS[name].steps]
         allowed = [
