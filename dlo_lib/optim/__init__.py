@@ -7,6 +7,7 @@ Optimisers:
 - ``registry``: all of them by name, for training, profiling, search and labs
 - ``entry``: what the library must know about one
 - ``in_backward``: AdamW inside the backward
+- ``lion``: the sign of an average of gradients
 
 The learning rate:
 

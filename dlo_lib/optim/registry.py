@@ -27,6 +27,7 @@ from dlo_lib.optim.entry import (
     UpdateReach,
 )
 from dlo_lib.optim.in_backward import UpdateInBackward
+from dlo_lib.optim.lion import Lion
 
 _MOMENTS = (STEP_COUNT, OptimizerState("exp_avg"), OptimizerState("exp_avg_sq"))
 _MOMENTUM = (OptimizerState("momentum_buffer"),)
@@ -59,6 +60,15 @@ OPTIMIZERS: Mapping[str, OptimizerEntry] = {
     "sgd-momentum": OptimizerEntry(torch.optim.SGD, _MOMENTUM, _SGD_STEPS, _SGD_SETTINGS, {"momentum": 0.9}),
     "sgd-nesterov": OptimizerEntry(
         torch.optim.SGD, _MOMENTUM, _NESTEROV_STEPS, _SGD_SETTINGS, {"momentum": 0.9, "nesterov": True}
+    ),
+    "lion": OptimizerEntry(
+        Lion,
+        (OptimizerState("exp_avg"),),
+        {
+            OptimizerStep.FOREACH: StepMemory(of_all=4),
+            OptimizerStep.FOR_LOOP: StepMemory(of_largest=4, of_successive=4),
+        },
+        RATE_AND_DECAY | {"betas"},
     ),
     "adamw-in-backward": OptimizerEntry(
         UpdateInBackward,
