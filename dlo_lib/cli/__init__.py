@@ -7,6 +7,7 @@ The commands:
 - ``make``: a course, a classroom for a trial, and ``labs/``
 - ``deadlines``: due dates
 - ``submission``: a student submits a lab
+- ``hand_in``: the process that calls nbgrader for this
 - ``grade``: grades a class
 - ``grade_slurm``: the same on a cluster
 - ``jobs``: the submitted jobs

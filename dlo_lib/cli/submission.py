@@ -1,8 +1,8 @@
-"""`dlo submit`: hand a student's notebook in through the exchange of the class, by ``nbgrader submit``."""
+"""`dlo submit`: hand a student's notebook in through nbgrader's exchange of the class."""
 
 from __future__ import annotations
 
-import re
+import json
 import subprocess
 from pathlib import Path
 
@@ -15,15 +15,8 @@ from dlo_lib.grading.lab.course import find_lab
 from dlo_lib.grading.lab.times import how_late
 from dlo_lib.grading.notebook.class_state import class_states
 
-NBGRADER = "import runpy; runpy.run_module('nbgrader', run_name='__main__')"
-"""``python -m nbgrader``, without the student's modules: an ``html.py`` among the labs is not imported."""
-NOT_RELEASED = (
-    "Assignment not found",
-    "Inbound directory doesn't exist",
-    "No course id",
-    "directory doesn't exist",
-)
-"""What nbgrader says if the exchange has no such lab."""
+HAND_IN = "from dlo_lib.cli.hand_in import main; main()"
+"""Run without the student's modules: an ``html.py`` among the labs is not imported."""
 
 
 def submit_lab(name: str) -> Path:
@@ -41,18 +34,20 @@ def submit_lab(name: str) -> Path:
             tr("{notebook} is not in a folder {lab}: move it there", notebook=notebook, lab=lab.directory)
         )
     done = subprocess.run(
-        trusted_python(NBGRADER, "submit", lab.directory, "--Exchange.path_includes_course=False"),
+        trusted_python(HAND_IN, lab.directory),
         cwd=folder.parent,
         env=nbgrader_environment(),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode == 0:
-        return notebook
-    if any(text in done.stdout for text in NOT_RELEASED):
+    if done.returncode:
+        released, reason = True, (done.stderr.strip() or tr("no output")).splitlines()[-1]
+    else:
+        answer = json.loads(done.stdout)
+        released, reason = answer["released"], " ".join(answer["error"].split())
+    if not released:
         raise UserError(
             tr(
                 "no exchange of a class has {lab}: hand in {notebook} as your instructor says, or name the "
@@ -61,10 +56,9 @@ def submit_lab(name: str) -> Path:
                 notebook=notebook,
             )
         )
-    lines = [line for line in done.stdout.splitlines() if "nbgrader submit failed" not in line]
-    errors = [line for line in lines if "ERROR" in line] or lines[-1:] or [tr("no output")]
-    reason = re.sub(r"^\[[^]]*\]\s*", "", errors[0])  # the name of the program and the level
-    raise UserError(tr("nbgrader did not submit {lab}: {reason}", lab=lab.directory, reason=reason))
+    if reason:
+        raise UserError(tr("nbgrader did not submit {lab}: {reason}", lab=lab.directory, reason=reason))
+    return notebook
 
 
 def what_counts(name: str, notebook: Path) -> list[str]:

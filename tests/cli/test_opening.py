@@ -15,7 +15,8 @@ import dlo_lib
 from dlo_lib.base.errors import UserError
 from dlo_lib.cli import submission
 from dlo_lib.cli.diagnosis import Diagnosis
-from dlo_lib.cli.jupyter import HIDDEN_FILES, start_url, write_jupyter_config
+from dlo_lib.cli.hand_in import hand_in, has_assignment
+from dlo_lib.cli.jupyter import HIDDEN_FILES, nbgrader_environment, start_url, write_jupyter_config
 from dlo_lib.cli.machine import shown_findings
 from dlo_lib.cli.reports import record_report, show_report
 from dlo_lib.cli.submission import submit_lab
@@ -56,39 +57,61 @@ def test_the_file_browser_lists_the_notebook_and_readable_modules(course: Path) 
     }  # fmt: skip
 
 
-def test_a_lab_is_submitted_through_the_exchange(
-    course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def exchange(course: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The exchange of a class that has released the lab, as `dlo lab` has it in its settings."""
     monkeypatch.setenv("HOME", str(tmp_path))  # nbgrader keeps a copy of what was submitted there
     update_workspace()
-    exchange = tmp_path / "exchange"
+    folder = tmp_path / "exchange"
     for box in ("outbound/91_small", "inbound"):
-        (exchange / "dlo" / box).mkdir(parents=True)
-    shutil.copy(work_dir() / "91_small" / "small.ipynb", exchange / "dlo" / "outbound" / "91_small")
-    write_jupyter_config(work_dir(), ClassExchange(exchange))
+        (folder / "dlo" / box).mkdir(parents=True)
+    shutil.copy(work_dir() / "91_small" / "small.ipynb", folder / "dlo" / "outbound" / "91_small")
+    write_jupyter_config(work_dir(), ClassExchange(folder))
+    return folder
+
+
+def test_a_lab_is_submitted_through_the_exchange(exchange: Path) -> None:
+    (work_dir() / "html.py").write_text("raise SystemExit('a module of the student')")
     assert submit_lab("small") == work_dir() / "91_small" / "small.ipynb"
     (submitted,) = (exchange / "dlo" / "inbound").iterdir()
     assert "+91_small+" in submitted.name
     assert (submitted / "small.ipynb").read_bytes() == (work_dir() / "91_small" / "small.ipynb").read_bytes()
 
 
+def test_nbgrader_says_why_it_refuses(exchange: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process: each start of nbgrader costs a second."""
+    folder = work_dir()
+    for name, value in nbgrader_environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(folder)
+    released = exchange / "dlo" / "outbound" / "91_small"
+    shutil.copy(released / "small.ipynb", released / "second.ipynb")
+    (folder / "nbgrader_config.py").write_text("c = get_config()\nc.ExchangeSubmit.strict = True\n")
+    refused = hand_in("91_small")
+    assert refused["released"]
+    assert "second.ipynb: MISSING" in refused["error"]
+    shutil.rmtree(released)
+    refused = hand_in("91_small")
+    assert not refused["released"]
+    assert "Assignment not found" in refused["error"]
+    assert not has_assignment(exchange, "", "91_small")
+    assert list((exchange / "dlo" / "inbound").iterdir()) == []
+
+
 @pytest.mark.parametrize(
-    ("printed", "says"),
+    ("status", "printed", "complained", "says"),
     [
-        ("[SubmitApp | ERROR] Assignment not found: /x", "no exchange of a class has 91_small: hand in "),
-        (
-            "[SubmitApp | INFO] Source: /x\n[SubmitApp | ERROR] Permission denied: /x\n"
-            "[SubmitApp | ERROR] nbgrader submit failed",
-            "nbgrader did not submit 91_small: Permission denied: /x$",
-        ),
-        ("", "nbgrader did not submit 91_small: no output"),
+        (0, '{"released": false, "error": "not found"}', "", "no exchange of a class has 91_small: hand in "),
+        (0, '{"released": true, "error": "no space\\n/x"}', "", "did not submit 91_small: no space /x$"),
+        (1, "", "Traceback ...\nMemoryError\n", "did not submit 91_small: MemoryError$"),
+        (1, "", "", "nbgrader did not submit 91_small: no output"),
     ],
 )
 def test_a_submission_that_fails_says_why(
-    course: Path, monkeypatch: pytest.MonkeyPatch, printed: str, says: str
+    course: Path, monkeypatch: pytest.MonkeyPatch, status: int, printed: str, complained: str, says: str
 ) -> None:
     update_workspace()
-    done = subprocess.CompletedProcess([], 1, printed)
+    done = subprocess.CompletedProcess([], status, printed, complained)
     monkeypatch.setattr(submission.subprocess, "run", lambda *_, **__: done)
     with pytest.raises(UserError, match=says):
         submit_lab("small")
