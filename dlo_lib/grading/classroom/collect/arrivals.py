@@ -10,7 +10,9 @@ or without a folder of that name.
 from __future__ import annotations
 
 import os
+import pwd
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -21,13 +23,9 @@ from nbgrader.apps.api import NbGraderAPI
 from dlo_lib.base.errors import UserError
 from dlo_lib.base.text import tr
 from dlo_lib.grading.classroom.gradebook.submission_copy import MOST_BYTES, MOST_FILES, TIMESTAMP
-from dlo_lib.grading.classroom.roster.archive import (
-    ArchiveMember,
-    Refused,
-    entries_of_folder,
-    entries_of_zip_bytes,
-    name_conflict,
-)
+from dlo_lib.grading.classroom.roster.archive import entries_of_zip_bytes, name_conflict
+from dlo_lib.grading.classroom.roster.course_access import keep_entries
+from dlo_lib.grading.classroom.roster.safe_files import ArchiveMember, OpenedFolder, Refused
 from dlo_lib.grading.judge.intake import MAX_BYTES
 from dlo_lib.grading.lab.course import LabInfo, source_labs
 from dlo_lib.grading.lab.times import UnknownZone, utc_time
@@ -35,6 +33,8 @@ from dlo_lib.grading.lab.times import UnknownZone, utc_time
 MOODLE = re.compile(
     r"(?P<name>.+?)_(?P<number>\d+)_assignsubmission_(?P<kind>file|onlinetext)(?:_(?P<rest>.*))?"
 )
+MOST_WALKED = 2_000  # files and folders of a submission that are looked at
+MOST_OF_A_STUDENT = 20_000  # the same in all submissions of a lab
 EXCHANGE_FILES = (TIMESTAMP, "submission_secret.txt")  # written by nbgrader, not by the student
 
 Files = dict[str, bytes]  # path below the submission's folder → content
@@ -85,21 +85,26 @@ class Incoming:
             raise Refused(self.refused)
         if reason := name_conflict(list(self.entries)):
             raise Refused(reason)
+        notebooks = [entry for entry in self.entries if entry.parts[-1].endswith(".ipynb")]
+        others = [entry for entry in self.entries if not entry.parts[-1].endswith(".ipynb")]
+        most = tr(
+            "more than {number} files or {size} MB beside the notebook",
+            number=MOST_FILES,
+            size=MOST_BYTES >> 20,
+        )
+        if max(len(notebooks) - 1, 0) + len(others) > MOST_FILES:
+            raise Refused(most)
         files: Files = {}
-        number, size = 0, 0
-        for entry in sorted(self.entries, key=lambda entry: not entry.parts[-1].endswith(".ipynb")):
-            notebook = entry.parts[-1].endswith(".ipynb")
-            if not notebook and (number == MOST_FILES or size >= MOST_BYTES):
-                raise Refused(
-                    tr(
-                        "more than {number} files or {size} MB beside the notebook",
-                        number=MOST_FILES,
-                        size=MOST_BYTES >> 20,
-                    )
-                )
-            content = entry.read(MAX_BYTES if notebook else MOST_BYTES - size)
-            number, size = number + (not notebook), size + (0 if notebook else len(content))
-            files["/".join(entry.parts)] = content
+        left = MAX_BYTES  # of all notebooks together: a sparse file takes nothing of the student's disk
+        for entry in notebooks:
+            files["/".join(entry.parts)] = content = entry.read(left)
+            left -= len(content)
+        left = MOST_BYTES
+        for entry in others:
+            if left <= 0:
+                raise Refused(most)
+            files["/".join(entry.parts)] = content = entry.read(left)
+            left -= len(content)
         return _notebook_on_top(_unpacked(files))
 
 
@@ -150,7 +155,9 @@ def from_exchange(course: NbGraderAPI, lab: LabInfo) -> list[Incoming]:
     except OSError as error:
         cure = tr("release the lab first, or say where the submissions are with --from")
         raise UserError(f"{inbound}: {error.strerror}; {cure}") from error
-    arrivals = []
+    for shared in (inbound, Path(settings.root)):  # of a release before this rule
+        keep_entries(shared)
+    arrivals, walked = [], Counter[str]()
     for name in names:
         parts = name.split("+")
         if len(parts) >= 3 and lab.directory in parts[1:]:
@@ -162,12 +169,20 @@ def from_exchange(course: NbGraderAPI, lab: LabInfo) -> list[Incoming]:
                     parts[place + 1 :],
                     settings.check_owner,
                     settings.timezone,
+                    walked,
                 )
             )
     return arrivals
 
 
-def _of_exchange(folder: Path, student: str, rest: list[str], check_owner: bool, zone: str) -> Incoming:
+def _of_exchange(
+    folder: Path, student: str, rest: list[str], check_owner: bool, zone: str, walked: Counter[str]
+) -> Incoming:
+    """Return the submission in ``folder``.
+
+    Args:
+        walked: the number of files of each student that were found before; counts those of this folder too.
+    """
     refused, submitted = "", None
     try:
         submitted = utc_time(_stamped(rest), zone)
@@ -175,24 +190,22 @@ def _of_exchange(folder: Path, student: str, rest: list[str], check_owner: bool,
         refused = str(error)
     except (IndexError, ValueError):
         refused = tr("its name has no time of submission")
-    if not folder.is_dir() or folder.is_symlink():
-        return Incoming(student, folder.name, submitted, (), refused=tr("it is no folder"))
-    owner = _owner(folder)
-    if check_owner and owner != student:
+    try:
+        opened = OpenedFolder.at(folder, same_owner=True)
+    except OSError:
+        return Incoming(student, folder.name, submitted, (), refused=tr("it is no folder that can be read"))
+    if check_owner and (owner := _user_name(opened.owner)) != student:
         text = "written by {owner}; if one account submits for all, set c.ExchangeCollect.check_owner = False"
         refused = tr(text, owner=owner)
+    if refused:  # a folder that another user wrote must not count as the student's
+        return Incoming(student, folder.name, submitted, (), refused=refused)
     try:
-        entries = tuple(entries_of_folder(folder))
-    except UserError as error:  # one student's files must not stop the collection
+        entries = tuple(opened.entries(min(MOST_WALKED, MOST_OF_A_STUDENT - walked[student])))
+    except (OSError, Refused, UserError) as error:  # one student's files must not stop the collection
         return Incoming(student, folder.name, submitted, (), refused=str(error))
-    return Incoming(
-        student,
-        folder.name,
-        submitted,
-        entries,
-        refused=refused,
-        notes=tuple(_written_later(folder, entries, submitted)),
-    )
+    walked[student] += len(entries)
+    notes = tuple(_written_later(entries, submitted))
+    return Incoming(student, folder.name, submitted, entries, notes=notes)
 
 
 def _stamped(rest: list[str]) -> str:
@@ -201,21 +214,15 @@ def _stamped(rest: list[str]) -> str:
     return f"{rest[0]}+{rest[1]}" if zone_follows else rest[0]
 
 
-def _written_later(folder: Path, entries: Iterable[ArchiveMember], submitted: datetime | None) -> list[str]:
+def _written_later(entries: Iterable[ArchiveMember], submitted: datetime | None) -> list[str]:
     """Return a note if a notebook changed more than 10 minutes after its stated time.
 
     A student can write any time into the name, but cannot set the change time of a file. Restoring a backup
     also changes it.
     """
-    if submitted is None:
-        return []
-    try:
-        changed = max(
-            folder.joinpath(*entry.parts).lstat().st_ctime
-            for entry in entries
-            if entry.parts[-1].endswith(".ipynb")
-        )
-    except (ValueError, OSError):
+    times = (entry.changed for entry in entries if entry.parts[-1].endswith(".ipynb"))
+    changed = max((time for time in times if time is not None), default=None)
+    if submitted is None or changed is None:
         return []
     if submitted > datetime.now(UTC).replace(tzinfo=None) + timedelta(minutes=10):
         return [tr("the time that it states is in the future")]
@@ -223,10 +230,10 @@ def _written_later(folder: Path, entries: Iterable[ArchiveMember], submitted: da
     return [tr("written {hours:.1f} hours after the time it states", hours=late / 3600)] if late > 600 else []
 
 
-def _owner(folder: Path) -> str:
+def _user_name(number: int) -> str:
     try:
-        return folder.owner()
-    except (KeyError, OSError):
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
         return tr("an unknown user")
 
 

@@ -11,7 +11,7 @@ import hashlib
 from pathlib import Path
 
 from dlo_lib.base.errors import UserError
-from dlo_lib.grading.classroom.roster.archive import Refused, read_regular
+from dlo_lib.grading.classroom.roster.safe_files import Refused, read_regular
 from dlo_lib.grading.judge.intake import MAX_BYTES
 
 

@@ -48,10 +48,10 @@ from dlo_lib.grading.classroom.gradebook.deadlines import deadlines_of, seconds_
 from dlo_lib.grading.classroom.gradebook.inventory import Inventory, ItemState
 from dlo_lib.grading.classroom.gradebook.submission_copy import TIMESTAMP
 from dlo_lib.grading.classroom.publish.publication import page_in_exchange
-from dlo_lib.grading.classroom.roster.archive import Refused, printable, read_regular
 from dlo_lib.grading.classroom.roster.course_file import FILE as COURSE_FILE
 from dlo_lib.grading.classroom.roster.course_file import read_course_file
 from dlo_lib.grading.classroom.roster.roster import read_roster
+from dlo_lib.grading.classroom.roster.safe_files import Refused, printable, read_regular
 from dlo_lib.grading.judge.cells import cell_was_missing
 from dlo_lib.grading.judge.intake import MAX_BYTES, Invalid, find_submission, read_submission
 from dlo_lib.grading.judge.preprocessor import SECRET_FILE

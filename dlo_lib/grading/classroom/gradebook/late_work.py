@@ -13,7 +13,7 @@ from pathlib import Path
 from dlo_lib.base.text import tr
 from dlo_lib.grading.classroom.gradebook.deadlines import Deadlines
 from dlo_lib.grading.classroom.gradebook.submission_copy import TIMESTAMP
-from dlo_lib.grading.classroom.roster.archive import Refused, read_regular
+from dlo_lib.grading.classroom.roster.safe_files import Refused, read_regular
 from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.grading.lab.times import how_late, utc_time
 

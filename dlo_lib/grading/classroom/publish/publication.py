@@ -14,6 +14,7 @@ from dlo_lib.base.errors import UserError
 from dlo_lib.base.text import tr
 from dlo_lib.grading.classroom.gradebook.batch import run_step
 from dlo_lib.grading.classroom.gradebook.nbgrader_course import CONFIG_FILE
+from dlo_lib.grading.classroom.roster.course_access import keep_entries
 from dlo_lib.grading.lab.course import REFERENCES_FILE, LabInfo
 from dlo_lib.grading.lab.release import write_source
 
@@ -107,6 +108,8 @@ def publish(
             coursedir=course.coursedir, authenticator=course.authenticator, parent=course, force=again
         )
         run_step(course, "release", capture_log(exchange))
+    keep_entries(_exchange_root(course))
+    keep_entries(place_in_exchange(course, lab).parents[1] / "inbound")
     return place_in_exchange(course, lab)
 
 

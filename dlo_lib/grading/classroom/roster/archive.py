@@ -1,4 +1,4 @@
-"""Read the files of a folder or a zip safely: nothing is unpacked, and no header is trusted.
+"""Read the files of a zip or a folder safely: nothing is unpacked, and no header is trusted.
 
 An archive with a name that leaves it (absolute, ``..``, a drive, a link) is refused as a whole, because no
 learning platform writes one. Faults that one student can cause are refused for that student alone, when the
@@ -9,46 +9,33 @@ each file is read once, up to ``limit`` bytes.
 from __future__ import annotations
 
 import io
-import os
 import stat
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.base.text import tr
+from dlo_lib.grading.classroom.roster.safe_files import (
+    LEFT_BY_SYSTEMS,
+    MOST_ENTRIES,
+    MOST_PARTS,
+    ArchiveMember,
+    OpenedFolder,
+    Refused,
+    printable,
+    too_large,
+)
 
-MOST_ENTRIES = 100_000
 MOST_BYTES = 8 << 30  # of the content of a whole archive
-MOST_PARTS, LONGEST_PART, LONGEST_PATH = 20, 200, 1000  # the last two in bytes; Linux allows 255 and 4096
-LEFT_BY_SYSTEMS = ("__MACOSX", ".DS_Store", "Thumbs.db", "desktop.ini", ".ipynb_checkpoints", "__pycache__")
-
-
-class Refused(Exception):
-    """A file or a submission is refused; the text gives the reason."""
-
-
-@dataclass(frozen=True)
-class ArchiveMember:
-    """A file of an archive.
-
-    Args:
-        parts: the parts of its path.
-        written: when it was written, or None if that is unknown.
-        read: ``read(limit)`` returns the content; raises :class:`Refused`.
-        regular: False for a link, a pipe, a socket or a device.
-    """
-
-    parts: tuple[str, ...]
-    written: datetime | None
-    read: Callable[[int], bytes]
-    regular: bool = True
+MOST_LISTING = 1 << 20  # bytes of the list of files in a student's zip, 46 and a name for each
+_LONGEST_END = 22 + 65_535 + 20  # bytes of the record at the end of a zip, with its comment
+LONGEST_PART, LONGEST_PATH = 200, 1000  # bytes; Linux allows 255 and 4096
 
 
 @contextmanager
@@ -60,7 +47,11 @@ def open_archive(path: Path) -> Iterator[list[ArchiveMember]]:
         UserError: ``path`` is neither, or the archive is unsafe; the message gives the reason.
     """
     if path.is_dir():
-        yield entries_of_folder(path)
+        try:
+            entries = OpenedFolder.at(path.resolve()).entries()
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}") from error
+        yield entries
         return
     if not path.is_file():
         raise UserError(tr("nothing at {path}: give a folder, or the zip that Moodle made", path=path))
@@ -74,11 +65,13 @@ def open_archive(path: Path) -> Iterator[list[ArchiveMember]]:
 
 
 def entries_of_zip_bytes(name: str, content: bytes) -> list[ArchiveMember]:
-    """Return the files of a zip in memory.
+    """Return the files of a student's zip in memory.
 
     Raises:
-        UserError: as :func:`open_archive`.
+        UserError: as :func:`open_archive`, or its list of files is too long to be read.
     """
+    if _listing_bytes(content) > MOST_LISTING:
+        raise UserError(tr("the list of files of {path} is too long", path=name))
     try:
         return _entries_of_zip(Path(name), zipfile.ZipFile(io.BytesIO(content)))
     except (zipfile.BadZipFile, NotImplementedError) as error:
@@ -87,70 +80,11 @@ def entries_of_zip_bytes(name: str, content: bytes) -> list[ArchiveMember]:
         ) from error
 
 
-def entries_of_folder(folder: Path) -> list[ArchiveMember]:
-    """Return the files below ``folder``. Links and unreadable folders are members whose ``read`` raises.
-
-    Raises:
-        UserError: there are more than ``MOST_ENTRIES`` files.
-    """
-    entries: list[ArchiveMember] = []
-
-    def closed(error: OSError) -> None:
-        path = Path(str(error.filename))
-        entries.append(
-            ArchiveMember(
-                path.relative_to(folder).parts or (folder.name,), None, partial(_closed, path.name, error)
-            )
-        )
-
-    for directory, names, files in os.walk(folder, onerror=closed):
-        inner = Path(directory).relative_to(folder).parts
-        links = [name for name in names if Path(directory, name).is_symlink()]
-        # Deep folders are not entered; `name_conflict` refuses them because of their length.
-        unwalked = names[:] if len(inner) >= MOST_PARTS else links
-        names[:] = sorted(name for name in names if name not in (*LEFT_BY_SYSTEMS, *unwalked))
-        found = sorted({*files, *unwalked} - set(LEFT_BY_SYSTEMS))
-        entries += [
-            ArchiveMember(
-                (*inner, name), None, partial(read_regular, path := Path(directory, name)), _is_regular(path)
-            )
-            for name in found
-        ]
-        if len(entries) > MOST_ENTRIES:
-            raise UserError(tr("more than {number} files in {path}", number=MOST_ENTRIES, path=folder))
-    return entries
-
-
-def _is_regular(path: Path) -> bool:
-    try:
-        return stat.S_IFMT(path.lstat().st_mode) in (stat.S_IFREG, stat.S_IFDIR)  # a folder may be too deep
-    except OSError:
-        return True  # reading it then gives the reason
-
-
-def read_regular(path: Path, limit: int) -> bytes:
-    """Return the content of a regular file; links are not followed, and pipes do not block.
-
-    Raises:
-        Refused: it is no regular file, is unreadable, or has more than ``limit`` bytes.
-    """
-    try:
-        with os.fdopen(
-            os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb"
-        ) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise Refused(tr("{name} is not a regular file", name=printable(path.name)))
-            content = file.read(limit + 1)
-    except OSError as error:
-        reason = tr("it is a link") if path.is_symlink() else error.strerror
-        raise Refused(
-            tr("{name} cannot be read: {reason}", name=printable(path.name), reason=reason),
-        ) from error
-    return _within(content, limit, path.name)
-
-
-def _closed(name: str, error: OSError, limit: int) -> bytes:
-    raise Refused(tr("{name} cannot be read: {reason}", name=printable(name), reason=error.strerror))
+def _listing_bytes(content: bytes) -> int:
+    """Return the size of a zip's list of files, which :mod:`zipfile` reads whole; 0 if there is none."""
+    end = content.rfind(b"PK\5\6", -_LONGEST_END)
+    size = content[end + 12 : end + 16]
+    return int.from_bytes(size, "little") if end >= 0 else 0
 
 
 def fold_name(name: str) -> str:
@@ -246,18 +180,8 @@ def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, limit: int) ->
         raise Refused(
             tr("{name} is damaged in the zip: {reason}", name=printable(name), reason=error),
         ) from error
-    return _within(content, limit, name)
-
-
-def _within(content: bytes, limit: int, name: str) -> bytes:
     if len(content) > limit:
-        raise Refused(
-            tr(
-                "{name} is larger than {size} MB: clear the outputs and submit it again",
-                name=printable(name),
-                size=limit >> 20,
-            )
-        )
+        raise too_large(name, limit)
     return content
 
 
@@ -267,10 +191,3 @@ def _date(info: zipfile.ZipInfo) -> datetime | None:
     except ValueError:
         return None
     return written if written.year > 1980 else None  # 1980 is the default of a zip without dates
-
-
-def printable(name: str) -> str:
-    """Replace unprintable characters of a name, such as those that move a cursor or change the text
-    direction.
-    """
-    return "".join(character if character.isprintable() else "?" for character in name)[:120]

@@ -59,6 +59,16 @@ def is_shared(folder: Path) -> bool:
     return bool(folder.stat().st_mode & stat.S_ISGID) and bool(folder.stat().st_mode & stat.S_IWGRP)
 
 
+def keep_entries(folder: Path) -> None:
+    """Set the sticky bit of a folder of the exchange to which all students write, so that a student cannot
+    rename or remove the submission of another. nbgrader creates it without this bit. A folder of another user
+    stays unchanged, because only its owner can set the bit.
+    """
+    found = folder.stat()
+    if found.st_uid == os.geteuid() and found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+        folder.chmod(stat.S_IMODE(found.st_mode) | stat.S_ISVTX)
+
+
 def _reachable(folder: Path, bit: int) -> bool:
     """Return whether users that ``bit`` stands for (others, or others in the group) can enter ``folder``."""
     entered = (parent.stat().st_mode & (0o001 | bit) for parent in folder.resolve().parents)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dlo_lib.base.text import tr
-from dlo_lib.grading.classroom.roster.archive import Refused, printable, read_regular
+from dlo_lib.grading.classroom.roster.safe_files import Refused, printable, read_regular
 from dlo_lib.grading.classroom.similar.fingerprints import is_read_whole
 from dlo_lib.grading.lab.syntax import LINE_OF_IPYTHON, MAX_PARSED, parsed
 

@@ -623,7 +623,7 @@ def test_a_submission_under_another_account_is_refused(
 def test_invalid_entries_of_the_exchange_do_not_stop_the_collection(
     take: Callable[..., Inventory], hand_in: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dlo_lib.grading.classroom.roster.archive.MOST_ENTRIES", 50)
+    monkeypatch.setattr("dlo_lib.grading.classroom.collect.arrivals.MOST_WALKED", 50)
     full = hand_in("blaise", "2026-11-20 11:00:00.5", "many files")
     for number in range(60):
         (full / f"{number}.txt").touch()
