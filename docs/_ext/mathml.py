@@ -11,7 +11,7 @@ def inline(self, node: nodes.math) -> None:
 
 
 def block(self, node: nodes.math_block) -> None:
-    """Write a formula on a line of its own."""
+    """Write a formula on a separate line."""
     self.body.append(self.starttag(node, "div", CLASS="formula"))
     self.body.append(convert(node.astext(), display="block"))
     self.body.append("</div>")

@@ -73,7 +73,7 @@ def imported(room: ModuleType) -> dict[str, tuple[str, str]]:
             name = alias.asname or alias.name
             thing = getattr(room, name)
             if name in homes and inspect.ismodule(thing):
-                del homes[name]  # a room below, with a page of its own
+                del homes[name]  # a room below, which has its page
             elif name in homes:
                 homes[name] = (getattr(thing, "__module__", None) or str(statement.module), alias.name)
     return homes

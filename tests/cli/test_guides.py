@@ -17,6 +17,7 @@ ROOT = Path(dlo_lib.__file__).parents[1]
 GUIDES = [
     "README.md",
     "docs/cluster.md",
+    "docs/student.md",
     "solutions/README.md",
     "solutions/CALENDAR.md",
     "slurm/README.md",
