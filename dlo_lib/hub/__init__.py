@@ -27,7 +27,8 @@ What a student holds in memory:
 - ``kernel``: the kernel of notebooks
 - ``debugger``: the debugger, loaded by its first request
 - ``extensions``: the parts of JupyterLab and nbgrader that a role has
-- ``dashboards``: TensorBoard and optuna-dashboard behind the server
+- ``dashboards``: TensorBoard and the page of searches behind the server
+- ``searches``: the page of Optuna's searches
 
 ``dlo doctor --hub`` (``cli.doctor_hub``) tries each right. The room imports ``cluster`` (the names of sites),
 ``launch``, and ``grading`` (its control groups). The Hub itself needs neither PyTorch nor nbgrader.

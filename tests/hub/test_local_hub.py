@@ -48,6 +48,8 @@ def test_dashboards_open_through_the_hub_and_listen_on_no_port(hub: ClassOnHub) 
     hub.start_server(ada)
     status, body = hub.get(f"/user/{ada}/tensorboard/", ada)
     assert (status, b"TensorBoard" in body) == (200, True)
+    status, body = hub.get(f"/user/{ada}/optuna/", ada)
+    assert (status, b"Create a search first" in body) == (200, True)
     uid = pwd.getpwnam(ada).pw_uid
     mine = [one for one in psutil.process_iter(["uids", "cmdline"]) if one.info["uids"].real == uid]
     boards = [one for one in mine if "dlo_lib.hub.dashboards" in one.info["cmdline"]]
