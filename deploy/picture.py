@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draw the figure of the README from a measurement: `.venv/bin/python deploy/picture.py`."""
+"""Draw the figure of docs/api/profiling.md from a measurement: `.venv/bin/python deploy/picture.py`."""
 
 from __future__ import annotations
 
