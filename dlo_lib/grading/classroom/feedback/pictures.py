@@ -5,6 +5,9 @@ pixels, without texts, profiles and other data. An SVG is rebuilt from an allow-
 events, links, fonts or external files, and no nested ``use`` elements, whose size grows exponentially. Pillow
 does not read SVG, and we know no library that cleans SVG as strictly. The page includes both as ``<img>``,
 where browsers run no scripts.
+
+All pictures of a page share one :class:`Budget` of bytes, pixels and elements, and memory is limited while
+one is decoded. A picture that exceeds a limit or is damaged is left out, and the others are shown.
 """
 
 from __future__ import annotations
@@ -22,13 +25,17 @@ from typing import Any
 
 from PIL import Image
 
+from dlo_lib.grading.sandbox.limits import limit_growth
+
 # what Pillow raises
 DAMAGED = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error, Image.DecompressionBombError)
+SPENT = (MemoryError, RecursionError)
 MOST_PIXELS = 16_000_000
 MOST_BYTES = 3 << 20  # of one picture
 MOST_ELEMENTS = 60_000
 MOST_LEVELS = 100
-MOST_PICTURES, MOST_TOTAL = 24, 12 << 20  # of one page
+MOST_PICTURES, MOST_TOTAL = 24, 12 << 20  # of one page, the last in bytes
+MOST_MEMORY = 512 << 20  # bytes to decode one picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 XLINK = "{http://www.w3.org/1999/xlink}href"
@@ -56,6 +63,9 @@ NAMES = (
 ATTRIBUTES = set(NAMES.split())
 PLAIN_STYLE = re.compile(r"[\w\s*{}:;.,#%()'\"-]*")
 OUTSIDE = re.compile(r"url\s*\((?!\s*['\"]?#)|@|\\|expression|javascript|import", re.IGNORECASE)
+PLAIN_DOCTYPE = re.compile(
+    r"<!DOCTYPE\s+svg(\s+PUBLIC\s+\"[^\"<>\[]*\"\s+\"[^\"<>\[]*\")?\s*>"
+)  # matplotlib's
 OWN = re.compile(r"#[\w.:-]+")
 
 
@@ -77,21 +87,58 @@ class Plots:
     left_out: int
 
 
+@dataclass
+class Budget:
+    """What the pictures of a page may still cost, shown or left out.
+
+    Attributes:
+        pixels: of all PNGs, those inside an SVG too.
+        elements: of all SVGs.
+        bytes: of the text of all pictures in the notebook.
+    """
+
+    pixels: int = 8 * MOST_PIXELS
+    elements: int = 4 * MOST_ELEMENTS
+    bytes: int = 2 * MOST_TOTAL
+
+    def take(self, pixels: int = 0, elements: int = 0, size: int = 0) -> bool:
+        """Subtract the cost of a picture; return False, and subtract nothing, if less is left."""
+        left = (self.pixels - pixels, self.elements - elements, self.bytes - size)
+        if min(left) < 0:
+            return False
+        self.pixels, self.elements, self.bytes = left
+        return True
+
+
 def pictures_of(notebook: Mapping[str, Any]) -> Plots:
     """Return the plots among the outputs of a parsed notebook with any content."""
     shown: list[Plot] = []
     left_out = total = 0
+    budget = Budget()
     for cell, data in _outputs(notebook):
-        png, svg = data.get("image/png"), data.get("image/svg+xml")
-        address = (_png_address(_text(png)) if png is not None else None) or (
-            _svg_address(_text(svg)) if svg is not None else None
-        )
-        if address is not None and len(shown) < MOST_PICTURES and total + len(address) <= MOST_TOTAL:
+        address = _address(data, budget) if len(shown) < MOST_PICTURES else None
+        if address is not None and total + len(address) <= MOST_TOTAL:
             shown.append(Plot(cell, address))
             total += len(address)
         else:
             left_out += 1
     return Plots(tuple(shown), left_out)
+
+
+def _address(data: Mapping[str, Any], budget: Budget) -> str | None:
+    """Return the address of an output with a picture, or None if it cannot be shown."""
+    for kind, clean in (("image/png", _png_address), ("image/svg+xml", _svg_address)):
+        text = _text(data.get(kind))
+        if not text or not budget.take(size=len(text)):
+            continue
+        try:
+            with limit_growth(MOST_MEMORY):
+                address = clean(text, budget)
+        except SPENT:
+            continue
+        if address is not None:
+            return address
+    return None
 
 
 def _outputs(notebook: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -108,22 +155,26 @@ def _outputs(notebook: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
 # -- PNG
 
 
-def _png_address(text: str) -> str | None:
+def _png_address(text: str, budget: Budget) -> str | None:
     try:
         content = base64.b64decode("".join(text[: 2 * MOST_BYTES].split()), validate=True)
     except (binascii.Error, ValueError):
         return None
-    clean = clean_png(content)
+    clean = clean_png(content, budget)
     return None if clean is None else f"data:image/png;base64,{base64.b64encode(clean).decode()}"
 
 
-def clean_png(content: bytes) -> bytes | None:
-    """Return the pixels of a PNG as a new PNG; None if it is damaged, too large, or of another format."""
+def clean_png(content: bytes, budget: Budget | None = None) -> bytes | None:
+    """Return the pixels of a PNG as a new PNG; None if it is damaged, of another format, or costs more than a
+    picture may or ``budget`` has.
+    """
+    budget = budget or Budget()
     if len(content) > MOST_BYTES:
         return None
     try:
         with Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
-            if picture.width * picture.height > MOST_PIXELS:
+            pixels = picture.width * picture.height
+            if pixels > MOST_PIXELS or not budget.take(pixels=pixels):
                 return None
             picture.verify()  # checks checksums without decoding; the file must be reopened afterwards
         with Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
@@ -148,31 +199,44 @@ def _plain_mode(picture: Image.Image) -> str:
 # -- SVG
 
 
-def _svg_address(text: str) -> str | None:
-    clean = clean_svg(text)
+def _svg_address(text: str, budget: Budget) -> str | None:
+    clean = clean_svg(text, budget)
     return None if clean is None else f"data:image/svg+xml;base64,{base64.b64encode(clean).decode()}"
 
 
-def clean_svg(text: str) -> bytes | None:
-    """Return the SVG rebuilt from the allow-list; None if it is damaged, too large, or no SVG."""
-    if len(text) > MOST_BYTES or "<!ENTITY" in text:
+def clean_svg(text: str, budget: Budget | None = None) -> bytes | None:
+    """Return the SVG rebuilt from the allow-list; None if it is damaged, no SVG, or costs more than
+    a picture may or ``budget`` has.
+    """
+    budget = budget or Budget()
+    # Entities and default attributes make a document grow when it is parsed; only a DOCTYPE declares them.
+    text = PLAIN_DOCTYPE.sub("", text, count=1) if len(text) <= MOST_BYTES else ""
+    tags = text.count("<")
+    if "<!DOCTYPE" in text or tags > 3 * MOST_ELEMENTS:  # opening, closing, and a comment
         return None
     try:
         root = ET.fromstring(text)
-        if root.tag != f"{SVG}svg" or sum(1 for _ in root.iter()) > MOST_ELEMENTS:
+        elements = sum(1 for _ in root.iter())
+        if root.tag != f"{SVG}svg" or elements > MOST_ELEMENTS or not budget.take(elements=elements):
             return None
         if _too_deep(root):
             return None
-        nested = {
-            element.get("id")
-            for element in root.iter()
-            if any(below.tag == f"{SVG}use" for below in element.iter())
-        }
+        nested: set[str | None] = set()
+        _holds_use(root, nested)
         ET.register_namespace("", SVG[1:-1])
         ET.register_namespace("xlink", "http://www.w3.org/1999/xlink")
-        return ET.tostring(_clean(root, nested), encoding="utf-8")
+        return ET.tostring(_clean(root, nested, budget), encoding="utf-8")
     except (ET.ParseError, ValueError):
         return None
+
+
+def _holds_use(element: ET.Element, found: set[str | None]) -> bool:
+    """Return whether the element is or contains a ``use``; add the ids of all such elements to ``found``."""
+    inside = [_holds_use(below, found) for below in element]
+    holds = element.tag == f"{SVG}use" or any(inside)
+    if holds:
+        found.add(element.get("id"))
+    return holds
 
 
 def _too_deep(root: ET.Element) -> bool:
@@ -183,7 +247,7 @@ def _too_deep(root: ET.Element) -> bool:
     return bool(level)
 
 
-def _clean(element: ET.Element, nested: set[str | None]) -> ET.Element:
+def _clean(element: ET.Element, nested: set[str | None], budget: Budget) -> ET.Element:
     copy = ET.Element(element.tag)
     copy.text, copy.tail = element.text, element.tail
     for name, value in element.attrib.items():
@@ -193,7 +257,7 @@ def _clean(element: ET.Element, nested: set[str | None]) -> ET.Element:
     kind = element.tag.removeprefix(SVG)
     if kind == "image" and target is not None:
         head, _, data = target.partition(",")
-        if head == "data:image/png;base64" and (address := _png_address(data)):
+        if head == "data:image/png;base64" and (address := _png_address(data, budget)):
             copy.set(XLINK, address)
     elif target is not None and OWN.fullmatch(target) and (kind != "use" or target[1:] not in nested):
         copy.set(XLINK, target)
@@ -207,7 +271,7 @@ def _clean(element: ET.Element, nested: set[str | None]) -> ET.Element:
         style = below.text or ""
         if below.tag == f"{SVG}style" and (OUTSIDE.search(style) or not PLAIN_STYLE.fullmatch(style)):
             continue
-        copy.append(_clean(below, nested))
+        copy.append(_clean(below, nested, budget))
     return copy
 
 

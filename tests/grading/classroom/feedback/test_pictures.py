@@ -11,7 +11,15 @@ from typing import Any
 import matplotlib as mpl
 import pytest
 
-from dlo_lib.grading.classroom.feedback.pictures import MOST_PICTURES, clean_png, clean_svg, pictures_of
+from dlo_lib.grading.classroom.feedback import pictures
+from dlo_lib.grading.classroom.feedback.pictures import (
+    MOST_ELEMENTS,
+    MOST_PICTURES,
+    Budget,
+    clean_png,
+    clean_svg,
+    pictures_of,
+)
 
 mpl.use("agg")
 HEAD = (
@@ -190,3 +198,53 @@ def test_the_number_of_pictures_of_a_page_is_limited() -> None:
         pictures_of({"cells": [cell(*many)]}).left_out,
     ) == (MOST_PICTURES, 3)
     assert pictures_of({"cells": "none"}).shown == ()
+
+
+def flat(side: int) -> str:
+    """Return a PNG of one colour: a few kB that decode to ``side * side`` bytes."""
+    content = PNG[:8] + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0))
+    content += chunk(b"IDAT", zlib.compress(bytes(side * (side + 1)))) + chunk(b"IEND", b"")
+    return base64.b64encode(content).decode()
+
+
+def test_an_svg_declares_no_attributes_and_no_entities() -> None:
+    """50,000 elements with 2,000 default attributes each need gigabytes."""
+    inside = f"{HEAD}<g/></svg>"
+    assert clean_svg(f"<!DOCTYPE svg [<!ATTLIST g a CDATA 'x'>]>{inside}") is None
+    assert clean_svg(f"<!DOCTYPE svg SYSTEM 'http://evil.example/x.dtd'>{inside}") is None
+    assert clean_svg(f"<!DOCTYPE svg><!DOCTYPE svg [<!ATTLIST g a CDATA 'x'>]>{inside}") is None
+    assert "<!DOCTYPE" in SVG, "matplotlib's, which declares nothing"
+
+
+def test_a_picture_that_fails_costs_only_its_place() -> None:
+    attributes = " ".join(f"a{number} CDATA 'x'" for number in range(3000))
+    bomb = f"<!DOCTYPE svg [<!ATTLIST g {attributes}>]>{HEAD}{'<g/>' * 50_000}</svg>"
+    good = output(image_png=base64.b64encode(PNG).decode())
+    found = pictures_of({"cells": [cell({"data": {"image/svg+xml": bomb}}, good)]})
+    assert (len(found.shown), found.left_out) == (1, 1)
+
+
+def test_all_pictures_of_a_page_share_one_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[int] = []
+    real = pictures.Budget.take
+
+    def count(self: Budget, pixels: int = 0, elements: int = 0, size: int = 0) -> bool:
+        taken = real(self, pixels, elements, size)
+        decoded.append(pixels if taken else 0)
+        return taken
+
+    monkeypatch.setattr(pictures.Budget, "take", count)
+    png = flat(1000)
+    picture = f'<image href="data:image/png;base64,{png}"/>'
+    inside = f"{HEAD}{picture * 140}</svg>"
+    many = [{"data": {"image/png": flat(3900)}}] * 12
+    for notebook in (cell({"data": {"image/svg+xml": inside}}), cell(*many)):
+        decoded.clear()
+        pictures_of({"cells": [notebook]})
+        assert 100_000_000 < sum(decoded) <= Budget().pixels
+
+
+def test_the_elements_of_an_svg_are_counted_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert clean_svg(f"{HEAD}{'<g/>' * (MOST_ELEMENTS + 1)}</svg>") is None
+    monkeypatch.setattr(pictures.ET, "fromstring", lambda _: pytest.fail("it is parsed"))
+    assert clean_svg(f"{HEAD}{'<g/>' * (3 * MOST_ELEMENTS)}</svg>") is None
