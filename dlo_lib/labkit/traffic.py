@@ -1,7 +1,8 @@
 """What passed between the ranks of a run, compared with what the technique needs.
 
-A message may use ``{rank}``, ``{got}`` (bytes), ``{want}`` (bytes), ``{count}`` (calls) and ``{kinds}``
-(their names). Compare the results of the run first: traffic of a run whose results are wrong proves nothing.
+A message may use ``{rank}``, ``{got}`` (bytes), ``{want}`` (bytes), ``{count}`` (calls), ``{kinds}``
+(their names) and the values that are passed by name. Compare the results of the run first: traffic of a run
+whose results are wrong proves nothing.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def passes_exactly(
     message: str,
     kind: Kind | None = None,
     calls: int | None = None,
+    **values: object,
 ) -> None:
     """Every rank passes ``want`` bytes (one number, or one for each rank), in
     ``calls`` calls if that is given.
@@ -49,17 +51,23 @@ def passes_exactly(
         right = want if isinstance(want, int) else want[rank]
         got, count = run.bytes(rank, kind), len(run.calls(rank, kind))
         good = got == right and (calls is None or count == calls)
-        t.that(good, message, **_fields(message, run, rank, got, right, count))
+        t.that(good, message, **_fields(message, run, rank, got, right, count, values))
 
 
 def passes_at_most(
-    t: Trial, run: Run, most: int, message: str, kind: Kind | None = None, calls: int | None = None
+    t: Trial,
+    run: Run,
+    most: int,
+    message: str,
+    kind: Kind | None = None,
+    calls: int | None = None,
+    **values: object,
 ) -> None:
     """No rank passes more than ``most`` bytes; if ``calls`` is given, each makes this number of calls."""
     for rank in range(run.world):
         got, count = run.bytes(rank, kind), len(run.calls(rank, kind))
         good = got <= most and (calls is None or count == calls)
-        t.that(good, message, **_fields(message, run, rank, got, most, count))
+        t.that(good, message, **_fields(message, run, rank, got, most, count, values))
 
 
 def uses_what_arrives(t: Trial, run: Run, kind: Kind | None = None, rank: int = 0, call: int = -1) -> None:
@@ -160,5 +168,8 @@ def same_plain(one: Sequence[Any], other: Sequence[Any]) -> bool:
     )
 
 
-def _fields(message: str, run: Run, rank: int, got: int, want: int, count: int) -> dict[str, object]:
-    return fields(message, rank=rank, got=got, want=want, count=count, kinds=kinds_of(run, rank) or "no call")
+def _fields(
+    message: str, run: Run, rank: int, got: int, want: int, count: int, values: dict[str, object]
+) -> dict[str, object]:
+    kinds = kinds_of(run, rank) or "no call"
+    return fields(message, rank=rank, got=got, want=want, count=count, kinds=kinds, **values)

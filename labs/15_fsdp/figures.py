@@ -112,7 +112,9 @@ def moment(blocks: int, at: int) -> Figure:
     """One moment of a planned step: which units are whole, and what happens."""
     steps = [(0, "gather")]
     steps += [(unit, what) for unit in range(1, blocks + 1) for what in ("gather", "forward", "free")]
-    steps += [(unit, what) for unit in range(blocks, 0, -1) for what in ("gather", "backward", "reduce", "free")]
+    steps += [
+        (unit, what) for unit in range(blocks, 0, -1) for what in ("gather", "backward", "reduce", "free")
+    ]
     steps += [(0, "reduce"), (0, "free")]
     at = min(at, len(steps) - 1)
     whole: set[int] = set()
@@ -125,15 +127,25 @@ def moment(blocks: int, at: int) -> Figure:
         if row in whole:
             axes.barh(row, 0.75, 0.7, left=0.25, color=ROOT if row == 0 else BLOCK, alpha=0.35)
         own = row == unit and what in ("backward", "reduce")
-        gradients = own or (row == 0 and row in whole and at > 3 * blocks)  # the root's: those of the output projection come first
-        text = "whole, with its whole gradients" if gradients else "whole" if row in whole else "only this rank's rows"
+        gradients = own or (
+            row == 0 and row in whole and at > 3 * blocks
+        )  # the root's: those of the output projection come first
+        text = (
+            "whole, with its whole gradients"
+            if gradients
+            else "whole"
+            if row in whole
+            else "only this rank's rows"
+        )
         axes.text(1.03, row, text, va="center", color=BLACK if row in whole else MUTED)
     axes.text(0.27, unit, what, va="center", color=BLACK, fontweight="bold")
     _rows(axes, blocks)
     axes.set_xlim(0, 1.6)
     axes.set_xticks([])
     axes.spines["bottom"].set_visible(False)
-    axes.set_title(f"Moment {at} of {len(steps) - 1}: {len(whole)} unit{'' if len(whole) == 1 else 's'} whole")
+    axes.set_title(
+        f"Moment {at} of {len(steps) - 1}: {len(whole)} unit{'' if len(whole) == 1 else 's'} whole"
+    )
     return axes.get_figure()
 
 
@@ -213,7 +225,9 @@ def padding(worlds: Sequence[int], percent: Sequence[Sequence[float]]) -> Figure
 
 
 @styled
-def resting(held: Mapping[int, Mapping[str, int]], formula: Mapping[int, float], predicted: Predicted) -> Figure:
+def resting(
+    held: Mapping[int, Mapping[str, int]], formula: Mapping[int, float], predicted: Predicted
+) -> Figure:
     """What a rank holds after backward, by part, and 16 Psi / N.
 
     ``predicted`` is by "2 ranks", in times the bytes of one rank.
@@ -273,7 +287,12 @@ def true_size(peaks: Mapping[int, Mapping[Part, int]], parameters: int, predicte
         stack += [(part.value, peak.get(part, 0), COLOURS[part], None) for part in others]
         bottom = 0.0
         for name, size, colour, hatch in stack:
-            look = {"color": colour, "edgecolor": BACKGROUND, "hatch": hatch, "label": name if column == 0 else None}
+            look = {
+                "color": colour,
+                "edgecolor": BACKGROUND,
+                "hatch": hatch,
+                "label": name if column == 0 else None,
+            }
             axes.bar(column, size / GIB, 0.6, bottom=bottom, **look)
             bottom += size / GIB
         axes.text(column, bottom, f"{bottom:.1f}", ha="center", va="bottom")

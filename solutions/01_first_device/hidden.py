@@ -18,7 +18,10 @@ def check_no_warmup(student, t):
     "A device that is busy at the start, without a warm-up"
     found, _, case = times_of(student, t, 0, busy=t.uniform(2.0, 3.0))
     want = queue_times(**case, before=True, after=True)
-    t.that(near(found, want, atol=1e-9), "without a warm-up the times are wrong if the device is busy at the start")
+    t.that(
+        near(found, want, atol=1e-9),
+        "without a warm-up the times are wrong if the device is busy at the start",
+    )
 
 
 @check("line", points=1)
@@ -53,7 +56,12 @@ def check_fp16(student, t):
 ANSWERS = {
     "q1": Answer("c", "a call returns when its work is in the queue, so the clock must wait for the device"),
     "q2": Answer("a", "bf16 has the 8 exponent bits of fp32, so its range is nearly the same"),
-    "q3": Answer("d", "the gradients have another size for another scale; a norm has to be that of the true gradients"),
+    "q3": Answer(
+        "d", "the gradients have another size for another scale; a norm has to be that of the true gradients"
+    ),
     "q4": Answer("b", "an update below half the distance of two neighbouring numbers is rounded away"),
-    "q5": Answer("c", "weights, gradients and optimiser state do not depend on the batch, activations are proportional to it"),
+    "q5": Answer(
+        "c",
+        "weights, gradients and optimiser state do not depend on the batch, activations are proportional to it",
+    ),
 }

@@ -201,7 +201,9 @@ MUTANTS = [
         "An attribute hides the method scale",
         "check_true_steps",
         says="hides the method of the same name",
-        replace={"self._scale, self._good = init_scale, 0": "self.scale, self._scale, self._good = init_scale, init_scale, 0"},
+        replace={
+            "self._scale, self._good = init_scale, 0": "self.scale, self._scale, self._good = init_scale, init_scale, 0"
+        },
         also=("check_skipped", "check_scales", "check_resume"),
     ),
     Mutant(
@@ -384,7 +386,9 @@ MUTANTS = [
         "The master is made anew in each step",
         "check_masters",
         says="never make it anew from the weight",
-        replace={"master.sub_(rate * weight.grad.float())": "master.copy_(weight.float()).sub_(rate * weight.grad.float())"},
+        replace={
+            "master.sub_(rate * weight.grad.float())": "master.copy_(weight.float()).sub_(rate * weight.grad.float())"
+        },
         also=("check_fp16", "check_product"),
     ),
     Mutant(
@@ -444,7 +448,9 @@ MUTANTS = [
         "check_line",
         says="not even one sample fits",
         also=("check_line_edges",),
-        replace={"max(0, math.floor((capacity - fixed) / per_sample))": "math.floor((capacity - fixed) / per_sample)"},
+        replace={
+            "max(0, math.floor((capacity - fixed) / per_sample))": "math.floor((capacity - fixed) / per_sample)"
+        },
     ),
     # -- search
     Mutant(

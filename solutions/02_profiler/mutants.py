@@ -198,7 +198,9 @@ MUTANTS = [
         "Phases before the steps count",
         "check_outside",
         says="A phase outside of the steps is counted",
-        replace={'step["track"] == span["track"] and step["begin"] <= span["begin"] < step["end"]': 'step["track"] == span["track"]'},
+        replace={
+            'step["track"] == span["track"] and step["begin"] <= span["begin"] < step["end"]': 'step["track"] == span["track"]'
+        },
     ),
     Mutant(
         "Phases of other threads count",
@@ -210,7 +212,9 @@ MUTANTS = [
         "The rest is the gaps between the steps",
         "check_other",
         says="add up to the mean duration of a step",
-        replace={'total = sum(step["end"] - step["begin"] for step in steps)': 'total = steps[-1]["end"] - steps[0]["begin"]'},
+        replace={
+            'total = sum(step["end"] - step["begin"] for step in steps)': 'total = steps[-1]["end"] - steps[0]["begin"]'
+        },
     ),
     # -- kinds
     Mutant(
@@ -240,14 +244,18 @@ MUTANTS = [
         "The durations of each kind",
         "check_kinds",
         says="the time of a span is its self time",
-        replace={"parents(spans), self_times(spans)):": 'parents(spans), [span["end"] - span["begin"] for span in spans]):'},
+        replace={
+            "parents(spans), self_times(spans)):": 'parents(spans), [span["end"] - span["begin"] for span in spans]):'
+        },
         also=["check_inherited", "check_kinds_outside", "check_all_kinds"],
     ),
     Mutant(
         "Operators pass their kind on, too",
         "check_inherited",
         says="only conversions and reads pass their kind on",
-        replace={'elif above in (None, "conversion", "read"):': 'elif above in (None, "conversion", "read", "operator"):'},
+        replace={
+            'elif above in (None, "conversion", "read"):': 'elif above in (None, "conversion", "read", "operator"):'
+        },
         also=["check_all_kinds"],
     ),
     Mutant(
@@ -284,7 +292,9 @@ MUTANTS = [
         "The times are multiplied by the factors",
         "check_divided",
         says="takes half of the time",
-        replace={"value / faster.get(name, 1)": "(0 if faster.get(name, 1) == math.inf else value * faster.get(name, 1))"},
+        replace={
+            "value / faster.get(name, 1)": "(0 if faster.get(name, 1) == math.inf else value * faster.get(name, 1))"
+        },
     ),
     Mutant(
         "The whole step is divided by the factors",
@@ -302,7 +312,9 @@ MUTANTS = [
         "An infinite factor changes nothing",
         "check_removed",
         says="without forward the step takes",
-        replace={"value / faster.get(name, 1)": "value / (1 if math.isinf(faster.get(name, 1)) else faster.get(name, 1))"},
+        replace={
+            "value / faster.get(name, 1)": "value / (1 if math.isinf(faster.get(name, 1)) else faster.get(name, 1))"
+        },
     ),
     Mutant(
         "The times that are given are changed",
@@ -462,7 +474,9 @@ MUTANTS = [
         "The gain is an attribute",
         "check_buffer",
         says="stays on the CPU when the model moves",
-        replace={'self.register_buffer("gain", torch.from_numpy(gain).float())': "self.gain = torch.from_numpy(gain).float()"},
+        replace={
+            'self.register_buffer("gain", torch.from_numpy(gain).float())': "self.gain = torch.from_numpy(gain).float()"
+        },
     ),
     Mutant(
         "The gain is not saved",
@@ -486,7 +500,9 @@ MUTANTS = [
         "The rows are exchanged",
         "check_counts",
         says="The two rows are exchanged",
-        replace={"torch.stack([right.long(), torch.ones_like(labels)])": "torch.stack([torch.ones_like(labels), right.long()])"},
+        replace={
+            "torch.stack([right.long(), torch.ones_like(labels)])": "torch.stack([torch.ones_like(labels), right.long()])"
+        },
         also=["check_no_loop", "check_no_reads", "check_single"],
     ),
     Mutant(

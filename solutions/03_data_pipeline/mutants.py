@@ -220,7 +220,9 @@ MUTANTS = [
         "The targets have the weights of the two labels exchanged",
         "check_targets",
         says="they are exchanged",
-        replace={"torch.lerp(own[partner], own, share[:, None])": "torch.lerp(own, own[partner], share[:, None])"},
+        replace={
+            "torch.lerp(own[partner], own, share[:, None])": "torch.lerp(own, own[partner], share[:, None])"
+        },
     ),
     Mutant(
         "The images have the share of their partners",
@@ -336,7 +338,9 @@ MUTANTS = [
         "The edges are rounded down",
         "check_boxes",
         says="round them to the nearest pixel",
-        replace={"(centre - half).round(), (centre + half).round()": "(centre - half).floor(), (centre + half).floor()"},
+        replace={
+            "(centre - half).round(), (centre + half).round()": "(centre - half).floor(), (centre + half).floor()"
+        },
         also=["check_wide"],
     ),
     Mutant(
@@ -384,7 +388,9 @@ MUTANTS = [
         "The weight is lam, although the border cuts the box off",
         "check_true_area",
         says="as if the border cut nothing off",
-        replace={"soft_targets(labels, partner, kept, classes)": "soft_targets(labels, partner, lam, classes)"},
+        replace={
+            "soft_targets(labels, partner, kept, classes)": "soft_targets(labels, partner, lam, classes)"
+        },
     ),
     Mutant(
         "CutMix gives the own label the share of the box",
@@ -782,7 +788,9 @@ MUTANTS = [
         "The generator has no seed",
         "check_augmentation",
         says="another seed or none",
-        replace={"self.generator = torch.Generator().manual_seed(seed)": "self.generator = torch.Generator()"},
+        replace={
+            "self.generator = torch.Generator().manual_seed(seed)": "self.generator = torch.Generator()"
+        },
     ),
     Mutant(
         "The state of the generator is not restored",
@@ -823,7 +831,14 @@ MUTANTS = [
             '"generator": self.generator.get_state()': '"generator": self.generator',
             'self.generator.set_state(state["generator"])': 'self.generator = state["generator"]',
         },
-        also=["check_epochs", "check_global", "check_prefetched", "check_end_of_epoch", "check_augmentation", "check_first_epoch"],
+        also=[
+            "check_epochs",
+            "check_global",
+            "check_prefetched",
+            "check_end_of_epoch",
+            "check_augmentation",
+            "check_first_epoch",
+        ],
     ),
     # -- ranges
     Mutant(
@@ -849,7 +864,9 @@ MUTANTS = [
         "The parts of the workers are taken in the opposite order",
         "check_parts",
         says="reads",
-        replace={"for place in (worker, worker + 1))": "for place in (workers - 1 - worker, workers - worker))"},
+        replace={
+            "for place in (worker, worker + 1))": "for place in (workers - 1 - worker, workers - worker))"
+        },
     ),
     # -- rand_augment
     Mutant(

@@ -153,7 +153,9 @@ MUTANTS = [
         "Every error is reported as a break",
         "check_why_broken",
         says="catch only Unsupported and UserError",
-        replace={"except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError) as error:": "except Exception as error:"},
+        replace={
+            "except (torch._dynamo.exc.Unsupported, torch._dynamo.exc.UserError) as error:": "except Exception as error:"
+        },
     ),
     Mutant(
         "The variable is set, but empty, if nothing is wanted",

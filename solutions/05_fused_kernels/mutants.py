@@ -277,7 +277,9 @@ MUTANTS = [
         "check_norm_backward_traffic",
         says="both gradients come from one pass",
         question="norm_backward",
-        replace={"dw += grad * normed": "dw += grad * tl.load(x_ptr + row * columns + offsets, mask=mask, other=0.0) * rstd"},
+        replace={
+            "dw += grad * normed": "dw += grad * tl.load(x_ptr + row * columns + offsets, mask=mask, other=0.0) * rstd"
+        },
     ),
     Mutant(
         "dw has the factor w",
@@ -341,7 +343,9 @@ MUTANTS = [
         "check_loss",
         says="the sum of the earlier blocks is not rescaled",
         question="loss",
-        replace={"total = total * tl.exp(largest - new) + tl.sum(tl.exp(x - new), 0)": "total = total + tl.sum(tl.exp(x - new), 0)"},
+        replace={
+            "total = total * tl.exp(largest - new) + tl.sum(tl.exp(x - new), 0)": "total = total + tl.sum(tl.exp(x - new), 0)"
+        },
         also=("check_loss_sizes", "check_loss_large", "check_loss_traffic", "check_other_blocks"),
     ),
     Mutant(
@@ -610,7 +614,9 @@ MUTANTS = [
         "check_linear_loss_sizes",
         says="Its condition is incomplete",
         question="linear_loss",
-        replace={"mask=(word < vocab)[:, None] & exists[None, :], other=0.0": "mask=(word < vocab)[:, None], other=0.0"},
+        replace={
+            "mask=(word < vocab)[:, None] & exists[None, :], other=0.0": "mask=(word < vocab)[:, None], other=0.0"
+        },
         also=("check_few_rows",),
     ),
     Mutant(
@@ -618,15 +624,25 @@ MUTANTS = [
         "check_linear_loss_16bit",
         says="a partial sum overflows in float16",
         question="linear_loss",
-        replace={"logits += tl.dot(x, tl.trans(w))": "logits = (logits + tl.dot(x, tl.trans(w))).to(x.dtype).to(tl.float32)"},
+        replace={
+            "logits += tl.dot(x, tl.trans(w))": "logits = (logits + tl.dot(x, tl.trans(w))).to(x.dtype).to(tl.float32)"
+        },
     ),
     Mutant(
         "The accumulator is a float16 tile",
         "check_linear_loss",
         says="logits is float16 (16, 32) before the loop and float32 (16, 32) after its first pass",
         question="linear_loss",
-        replace={"logits = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)": "logits = tl.zeros((BLOCK_M, BLOCK_V), tl.float16)"},
-        also=("check_linear_loss_sizes", "check_linear_loss_16bit", "check_linear_loss_negative", "check_no_logits", "check_few_rows"),
+        replace={
+            "logits = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)": "logits = tl.zeros((BLOCK_M, BLOCK_V), tl.float16)"
+        },
+        also=(
+            "check_linear_loss_sizes",
+            "check_linear_loss_16bit",
+            "check_linear_loss_negative",
+            "check_no_logits",
+            "check_few_rows",
+        ),
     ),
     Mutant(
         "W is read twice, for the maximum and for the sum",
@@ -667,7 +683,9 @@ MUTANTS = [
         "check_linear_loss_negative",
         says="the maximum begins at float",
         question="linear_loss",
-        replace={'largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)': "largest = tl.zeros((BLOCK_M,), tl.float32)"},
+        replace={
+            'largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)': "largest = tl.zeros((BLOCK_M,), tl.float32)"
+        },
     ),
     Mutant(
         "-inf is loaded into W",
@@ -892,7 +910,9 @@ MUTANTS = [
         "check_attention_negative",
         says="the maximum begins at float",
         question="attention",
-        replace={'largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)': "largest = tl.zeros((BLOCK_M,), tl.float32)"},
+        replace={
+            'largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)': "largest = tl.zeros((BLOCK_M,), tl.float32)"
+        },
     ),
     Mutant(
         "The loop over the keys ends at (i + 1) BLOCK_N",
@@ -996,7 +1016,9 @@ MUTANTS = [
         "check_keys_backward",
         says="its keys begin at i BLOCK_N",
         question="keys_backward",
-        replace={"range(first // BLOCK_M * BLOCK_M, size, BLOCK_M)": "range(tl.program_id(0) * BLOCK_M, size, BLOCK_M)"},
+        replace={
+            "range(first // BLOCK_M * BLOCK_M, size, BLOCK_M)": "range(tl.program_id(0) * BLOCK_M, size, BLOCK_M)"
+        },
         also=("check_keys_backward_sizes", "check_keys_backward_memory"),
     ),
     Mutant(
@@ -1020,7 +1042,9 @@ MUTANTS = [
         "check_keys_backward_sizes",
         says="and the last element of its shape",
         question="keys_backward",
-        replace={"grad = tl.load(grad_ptr + rows, mask=inside[:, None], other=0.0)": "grad = tl.load(grad_ptr + rows)"},
+        replace={
+            "grad = tl.load(grad_ptr + rows, mask=inside[:, None], other=0.0)": "grad = tl.load(grad_ptr + rows)"
+        },
     ),
     Mutant(
         "All blocks of queries are read",

@@ -181,7 +181,9 @@ MUTANTS = [
         "The cosine rises again after the end of the run",
         "check_no_warm_up",
         says="After step `steps` the factor stays",
-        replace={"share = min((step - warm) / (steps - warm), 1.0)": "share = (step - warm) / (steps - warm)"},
+        replace={
+            "share = min((step - warm) / (steps - warm), 1.0)": "share = (step - warm) / (steps - warm)"
+        },
     ),
     # -- cyclical
     Mutant(

@@ -196,7 +196,9 @@ MUTANTS = [
         "Of trials with equal losses the last ones survive",
         "check_survivors",
         says="equal losses",
-        replace={"losses[i] if losses[i] == losses[i] else 0.0, i)": "losses[i] if losses[i] == losses[i] else 0.0, -i)"},
+        replace={
+            "losses[i] if losses[i] == losses[i] else 0.0, i)": "losses[i] if losses[i] == losses[i] else 0.0, -i)"
+        },
     ),
     # -- hyperband
     Mutant(
@@ -399,7 +401,9 @@ MUTANTS = [
         "The members are sorted by the loss alone, which puts NaN anywhere",
         "check_diverged_member",
         says="has the loss NaN, so it is the worst",
-        replace={"ranked = survivors(losses, len(losses))": "ranked = sorted(range(len(losses)), key=losses.__getitem__)"},
+        replace={
+            "ranked = survivors(losses, len(losses))": "ranked = sorted(range(len(losses)), key=losses.__getitem__)"
+        },
     ),
     Mutant(
         "Of members with equal losses the lower index is worse",

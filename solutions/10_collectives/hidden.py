@@ -19,15 +19,31 @@ def check_other_patterns(student, t):
     for to in ([1, 0, 3, 2], shift(t.integer(5, 6), 3)):
         values = [t.normal(t.integer(2, 9)) for _ in to]
         for rank, got in enumerate(routed(student, values, to).results):
-            t.close(got, values[to.index(rank)], "the tensor that rank {rank} of {world} received", rank=rank, world=len(to))
+            t.close(
+                got,
+                values[to.index(rank)],
+                "the tensor that rank {rank} of {world} received",
+                rank=rank,
+                world=len(to),
+            )
 
 
 # -- quiz
 
 ANSWERS = {
-    "q1": Answer("b", "2 (N-1)/N is 1.75 for 8 ranks and 1.97 for 64: for a large tensor the number of ranks hardly matters"),
-    "q2": Answer("c", "12 rounds instead of 126: the time of a small tensor depends on the messages, not on the bytes"),
-    "q3": Answer("a", "dist.send guarantees only that you may reuse the tensor; whether it waits for the receiver depends on the size"),
-    "q4": Answer("d", "chunk c is summed from rank c + 1 round the ring to rank c; the all-gather copies the bits"),
+    "q1": Answer(
+        "b",
+        "2 (N-1)/N is 1.75 for 8 ranks and 1.97 for 64: for a large tensor the number of ranks hardly matters",
+    ),
+    "q2": Answer(
+        "c", "12 rounds instead of 126: the time of a small tensor depends on the messages, not on the bytes"
+    ),
+    "q3": Answer(
+        "a",
+        "dist.send guarantees only that you may reuse the tensor; whether it waits for the receiver depends on the size",
+    ),
+    "q4": Answer(
+        "d", "chunk c is summed from rank c + 1 round the ring to rank c; the all-gather copies the bits"
+    ),
     "q5": Answer("a", "B f bytes instead of 2 B f, with f = (N-1)/N"),
 }

@@ -138,7 +138,13 @@ MUTANTS = [
     Mutant(
         "The ranks are not counted modulo their number",
         "check_scatter_two",
-        also=("check_scatter_ring", "check_scatter_odd", "check_scatter_input", "check_scatter_traffic", "check_scatter_memory"),
+        also=(
+            "check_scatter_ring",
+            "check_scatter_odd",
+            "check_scatter_input",
+            "check_scatter_traffic",
+            "check_scatter_memory",
+        ),
         says="but the ranks are 0 to 1: count them modulo 2",
         replace={
             "exchange(partial, (rank + 1) % world, arriving, (rank - 1) % world)": "exchange(partial, rank + 1, arriving, rank - 1)",
@@ -911,7 +917,9 @@ MUTANTS = [
         "The first timing is left out",
         "check_all_timings",
         says="the fit is the one without timing 1 of 44",
-        replace={"for name, size, ranks, seconds in timings:": "for name, size, ranks, seconds in timings[1:]:"},
+        replace={
+            "for name, size, ranks, seconds in timings:": "for name, size, ranks, seconds in timings[1:]:"
+        },
     ),
     # -- crossover
     Mutant(

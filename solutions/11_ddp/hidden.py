@@ -25,9 +25,15 @@ def check_only_large(student, t):
 # -- quiz
 
 ANSWERS = {
-    "q1": Answer("b", "only gradients are sent after the start; equal steps from equal weights give equal weights"),
+    "q1": Answer(
+        "b", "only gradients are sent after the start; equal steps from equal weights give equal weights"
+    ),
     "q2": Answer("d", "a ring all-reduce sends 2 (N - 1) / N times the bytes: 2 x 7 / 8 x 1 GB"),
-    "q3": Answer("a", "the n-th all-reduce of a rank is added to the n-th of the others, regardless of its content"),
-    "q4": Answer("c", "the global batch grows with the number of ranks; DDP does not change the learning rate"),
+    "q3": Answer(
+        "a", "the n-th all-reduce of a rank is added to the n-th of the others, regardless of its content"
+    ),
+    "q4": Answer(
+        "c", "the global batch grows with the number of ranks; DDP does not change the learning rate"
+    ),
     "q5": Answer("b", "a collective waits for all ranks, and the others have left the loop"),
 }

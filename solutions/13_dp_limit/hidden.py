@@ -33,9 +33,13 @@ def check_block_tokens(student, t):
     "The bytes of a block grow linearly with batch and with seq"
     config, batch, seq = block_case(t)
     one, more, longer = (
-        t.number(student.block_bytes(config, b, s), "block_bytes(...)") for b, s in ((batch, seq), (3 * batch, seq), (batch, 3 * seq))
+        t.number(student.block_bytes(config, b, s), "block_bytes(...)")
+        for b, s in ((batch, seq), (3 * batch, seq), (batch, 3 * seq))
     )
-    t.that(one > 0 and near(more, 3 * one, rtol=1e-3), "For three times the sequences, a block keeps three times the bytes.")
+    t.that(
+        one > 0 and near(more, 3 * one, rtol=1e-3),
+        "For three times the sequences, a block keeps three times the bytes.",
+    )
     t.that(
         near(longer, 3 * one, rtol=1e-3),
         "For three times the tokens, a block keeps three times the bytes: flash attention keeps no scores.",
@@ -50,8 +54,20 @@ def check_exactly_full(student, t):
     "A step that needs exactly the usable memory"
     config, batch, seq = peak_case(t)
     moments = student.step_peak(config, batch, seq)
-    peak = max(entry(t, moments, name, "step_peak(...)") for name in ("loss", "loss gradient", "last gradient", "optimizer step"))
-    says(student, t, True, "A step that needs exactly usable_bytes fits.", config, card(peak, 2 * peak), batch, seq)
+    peak = max(
+        entry(t, moments, name, "step_peak(...)")
+        for name in ("loss", "loss gradient", "last gradient", "optimizer step")
+    )
+    says(
+        student,
+        t,
+        True,
+        "A step that needs exactly usable_bytes fits.",
+        config,
+        card(peak, 2 * peak),
+        batch,
+        seq,
+    )
 
 
 # -- 7 · largest
@@ -73,17 +89,26 @@ def check_one_rank(student, t):
     "A global batch that fits one rank"
     config, seq = drawn(t, num_layers=2, tied_embeddings=True), 384
     gpu_drawn, _ = sharing(t, config, seq, largest=3)
-    got = t.number(student.ranks_needed(config, gpu_drawn, t.integer(1, 3), seq, step="fused"), "ranks_needed(...)")
+    got = t.number(
+        student.ranks_needed(config, gpu_drawn, t.integer(1, 3), seq, step="fused"), "ranks_needed(...)"
+    )
     t.that(bool(got == 1), "If the global batch fits one GPU, one rank is enough.")
 
 
 # -- quiz
 
 ANSWERS = {
-    "q1": Answer("b", "AdamW's foreach step holds the denominators of all parameters on top of the state: 59.8 GiB, backward needs less"),
-    "q2": Answer("c", "a rank holds the whole state for any number of ranks, and its number of sequences is unchanged"),
+    "q1": Answer(
+        "b",
+        "AdamW's foreach step holds the denominators of all parameters on top of the state: 59.8 GiB, backward needs less",
+    ),
+    "q2": Answer(
+        "c", "a rank holds the whole state for any number of ranks, and its number of sequences is unchanged"
+    ),
     "q3": Answer("a", "checkpointing concerns the blocks; the logits come after them"),
     "q4": Answer("d", "a token is 1/20 of the mean on this rank, and 1/100 on the others"),
     "q5": Answer("b", "2 + 2 + 12 bytes, and 4 + 4 + 8 bytes"),
-    "q6": Answer("c", "gradient_as_bucket_view is False by default: the buckets are a second copy of all gradients"),
+    "q6": Answer(
+        "c", "gradient_as_bucket_view is False by default: the buckets are a second copy of all gradients"
+    ),
 }

@@ -83,7 +83,9 @@ MUTANTS = [
         "The bf16 copies of checkpointed blocks are dropped before the loss",
         "check_checkpointed",
         says='at "loss" you count',
-        replace={'"loss": always + blocks_in_bf16': '"loss": always + (0 if checkpointing else blocks_in_bf16)'},
+        replace={
+            '"loss": always + blocks_in_bf16': '"loss": always + (0 if checkpointing else blocks_in_bf16)'
+        },
     ),
     # -- fits
     Mutant(
@@ -161,7 +163,10 @@ MUTANTS = [
         "The doubling begins at 1024",
         "check_few_questions_small",
         says="fits was called more",
-        replace={"too_large = 1": "too_large = 1024", "largest = too_large // 2": "largest = too_large // 2 if too_large > 1024 else 0"},
+        replace={
+            "too_large = 1": "too_large = 1024",
+            "largest = too_large // 2": "largest = too_large // 2 if too_large > 1024 else 0",
+        },
     ),
     # -- ranks
     Mutant(

@@ -45,7 +45,10 @@ def check_empty_pieces(student, t):
 # -- quiz
 
 ANSWERS = {
-    "q1": Answer("c", "stage 3 gathers the weights twice: 3 B f against DDP's 2 B f; stage 2 only runs the step between the two halves"),
+    "q1": Answer(
+        "c",
+        "stage 3 gathers the weights twice: 3 B f against DDP's 2 B f; stage 2 only runs the step between the two halves",
+    ),
     "q2": Answer("a", "4 + 12 / 8 bytes"),
     "q3": Answer("d", "squares of pieces add up, and the sum over all ranks is one all-reduce of one number"),
     "q4": Answer("b", "ZeRO stays data parallelism: every rank computes every layer"),

@@ -11,7 +11,12 @@ EVERY_UPDATE = (
     "check_state_is_divided",
     "check_small_parameters",
 )
-EVERY_HOOK = ("check_reduce_scatter", "check_during_backward", "check_accumulates", "check_gradients_are_divided")
+EVERY_HOOK = (
+    "check_reduce_scatter",
+    "check_during_backward",
+    "check_accumulates",
+    "check_gradients_are_divided",
+)
 EVERY_PASS = ("check_passes_add_up", "check_gathers", "check_weights_are_freed")
 
 MUTANTS = [
@@ -67,7 +72,9 @@ MUTANTS = [
         "The tensor that is gathered is always in fp32",
         "check_whole",
         says="float32",
-        replace={"piece.new_empty(piece.numel() * dist.get_world_size())": "torch.empty(piece.numel() * dist.get_world_size())"},
+        replace={
+            "piece.new_empty(piece.numel() * dist.get_world_size())": "torch.empty(piece.numel() * dist.get_world_size())"
+        },
     ),
     Mutant(
         "The fractions are dropped",
@@ -190,7 +197,9 @@ MUTANTS = [
         "check_whole",
         says="whole returns None: is a return missing?",
         also=("check_few_numbers",),
-        replace={"return padded[: torch.Size(shape).numel()].view(shape)": "padded[: torch.Size(shape).numel()].view(shape)"},
+        replace={
+            "return padded[: torch.Size(shape).numel()].view(shape)": "padded[: torch.Size(shape).numel()].view(shape)"
+        },
     ),
     # -- stage1
     Mutant(
@@ -799,7 +808,9 @@ MUTANTS = [
         says="is not zero where the piece is padding",
         question="stage2",
         also=EVERY_HOOK,
-        replace={"(0, piece.numel() * world - parameter.numel()))": "(0, piece.numel() * world - parameter.numel()), value=1.0)"},
+        replace={
+            "(0, piece.numel() * world - parameter.numel()))": "(0, piece.numel() * world - parameter.numel()), value=1.0)"
+        },
     ),
     Mutant(
         "A barrier comes before each reduce-scatter",
@@ -1032,14 +1043,18 @@ MUTANTS = [
         "check_linear",
         says="sharded_linear returns None: is a return missing",
         also=EVERY_PASS,
-        replace={"return F.linear(x, Gather.apply(weight_piece, shape))": "F.linear(x, Gather.apply(weight_piece, shape))"},
+        replace={
+            "return F.linear(x, Gather.apply(weight_piece, shape))": "F.linear(x, Gather.apply(weight_piece, shape))"
+        },
     ),
     Mutant(
         "x is multiplied by the weight and not by its transpose",
         "check_linear",
         says="F.linear(x, weight) is x @ weight.T",
         also=EVERY_PASS,
-        replace={"return F.linear(x, Gather.apply(weight_piece, shape))": "return x @ Gather.apply(weight_piece, shape)"},
+        replace={
+            "return F.linear(x, Gather.apply(weight_piece, shape))": "return x @ Gather.apply(weight_piece, shape)"
+        },
     ),
     Mutant(
         "backward writes into .grad itself, so the second pass takes the place of the first",

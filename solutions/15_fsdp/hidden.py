@@ -12,7 +12,7 @@ from dlo_lib.grading.checks.quiz import Answer
 from dlo_lib.labkit.traffic import passes_only
 
 from .checks.scenarios import from_flat
-from .checks.sharding import flat_case
+from .checks.sharding import flat_inputs
 from .checks.training import same_llama
 
 
@@ -20,7 +20,7 @@ from .checks.training import same_llama
 def check_flat_few(student, t):
     "Fewer numbers than ranks"
     tensors = [t.normal(1)[0], t.normal(t.integer(1, 2))]
-    run = student.ranks(from_flat, flat_case(tensors, 4))
+    run = student.ranks(from_flat, flat_inputs(tensors, 4))
     for got in run.results:
         for mine, want in zip(t.items(got, 2, "the tensors"), tensors):
             good = type(mine) is torch.Tensor and mine.shape == want.shape and bool(torch.equal(mine, want))

@@ -400,7 +400,9 @@ MUTANTS = [
         "The blocks of a model are those that are named layers",
         "check_units",
         says="there should be",
-        replace={"for block in blocks:": 'for block in (block for block in blocks if block.count(".") == 1):'},
+        replace={
+            "for block in blocks:": 'for block in (block for block in blocks if block.count(".") == 1):'
+        },
     ),
     Mutant(
         "Only the first and the last name of a parameter are looked at",
@@ -456,7 +458,9 @@ MUTANTS = [
         "Only the first input is cast",
         "check_cast",
         says="a later input in compute_dtype",
-        replace={"return cast(args, unit.compute_dtype)": "return (*cast(args[:1], unit.compute_dtype), *args[1:])"},
+        replace={
+            "return cast(args, unit.compute_dtype)": "return (*cast(args[:1], unit.compute_dtype), *args[1:])"
+        },
     ),
     Mutant(
         "Mixed precision is left to torch's fully_shard",
@@ -745,7 +749,13 @@ MUTANTS = [
     Mutant(
         "What is left is reduced by a changed Tensor.backward",
         "check_same_gradients",
-        also=("check_frozen_first", "check_mixed_precision", "check_step_bytes", "check_at_rest", "check_four_ranks"),
+        also=(
+            "check_frozen_first",
+            "check_mixed_precision",
+            "check_step_bytes",
+            "check_at_rest",
+            "check_four_ranks",
+        ),
         says="is missing after torch.autograd.backward(loss)",
         replace={
             "def queue_end(": """

@@ -20,7 +20,10 @@ def check_few_units(student, t):
         for keep in (8, 1):
             got, want = cost(student, t, units, 8, keep), followed(units, 8, keep)
             good = all(abs(mine - right) <= 1e-6 * right + 1e-6 for mine, right in zip(got, want))
-            t.that(bool(good), "With one or two units, the peak or the bytes are wrong: the last unit is never gathered again.")
+            t.that(
+                bool(good),
+                "With one or two units, the peak or the bytes are wrong: the last unit is never gathered again.",
+            )
 
 
 @check("wrapping", points=1, seconds=20)
@@ -31,7 +34,10 @@ def check_slow_start(student, t):
         alpha, limit = 100 * alpha, sum(size for size, _ in blocks)
         got = by_the_clock(chosen(student, t, blocks, limit, alpha, beta), alpha, beta)
         good = got <= least_time(blocks, limit, alpha, beta) * (1 + 1e-6)
-        t.that(bool(good), "If the start of a message takes long and everything fits, there are faster units than yours.")
+        t.that(
+            bool(good),
+            "If the start of a message takes long and everything fits, there are faster units than yours.",
+        )
 
 
 @check("gather", points=1, seconds=30)
@@ -53,6 +59,11 @@ ANSWERS = {
     "q1": Answer("b", "each message overlaps with a longer forward; the rank waits only for the first one"),
     "q2": Answer("d", "gradients and state stay sharded; a unit is whole from its forward to its backward"),
     "q3": Answer("a", "the second forward runs while the unit is whole for its backward"),
-    "q4": Answer("c", "just before backward all 20 units are whole, 2000 MB; with resharding two are, 200 MB"),
-    "q5": Answer("b", "8 ms for the first gather, then 19 times the longer one of gather and forward, then 5 ms: 8 + 19 * 8 + 5"),
+    "q4": Answer(
+        "c", "just before backward all 20 units are whole, 2000 MB; with resharding two are, 200 MB"
+    ),
+    "q5": Answer(
+        "b",
+        "8 ms for the first gather, then 19 times the longer one of gather and forward, then 5 ms: 8 + 19 * 8 + 5",
+    ),
 }

@@ -540,7 +540,9 @@ MUTANTS = [
         "A master has the dtype of its parameter",
         "check_masters",
         says="not float32",
-        replace={'parameter.detach().to("cpu", torch.float32, copy=True)': 'parameter.detach().to("cpu", copy=True)'},
+        replace={
+            'parameter.detach().to("cpu", torch.float32, copy=True)': 'parameter.detach().to("cpu", copy=True)'
+        },
     ),
     Mutant(
         "A missing gradient counts as zero, so weight decay changes the parameter",

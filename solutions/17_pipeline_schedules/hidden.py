@@ -28,7 +28,12 @@ def check_few_weight_parts(student, t):
 ANSWERS = {
     "q1": Answer("a", "the bubble is (p - 1) / m of the ideal time, whatever a micro-batch costs"),
     "q2": Answer("c", "the bubble is the same; rank r holds p - r micro-batches, not m"),
-    "q3": Answer("b", "every micro-batch crosses v p - 1 boundaries between ranks, not p - 1, and the warm-up is longer"),
+    "q3": Answer(
+        "b",
+        "every micro-batch crosses v p - 1 boundaries between ranks, not p - 1, and the warm-up is longer",
+    ),
     "q4": Answer("d", "each input part needs the input part of the next stage, and no weight part"),
-    "q5": Answer("a", "rank r holds p - r: on the first rank the gradient of a micro-batch takes longest to arrive"),
+    "q5": Answer(
+        "a", "rank r holds p - r: on the first rank the gradient of a micro-batch takes longest to arrive"
+    ),
 }

@@ -164,7 +164,9 @@ MUTANTS = [
         "The extra warm-up is half of Megatron's, which is enough only for free messages",
         "check_messages_are_hidden",
         says="the extra forwards hide the messages",
-        replace={"(per_rank - 1) * ranks + 2 * (ranks - rank - 1)": "(per_rank - 1) * ranks + (ranks - rank - 1)"},
+        replace={
+            "(per_rank - 1) * ranks + 2 * (ranks - rank - 1)": "(per_rank - 1) * ranks + (ranks - rank - 1)"
+        },
     ),
     Mutant(
         "With many micro-batches the backwards go through the stages in the order of the forwards",
@@ -218,7 +220,9 @@ MUTANTS = [
         "The formula for 1F1B is the length of the warm-up",
         "check_held_1f1b",
         says="the warm-up alone",
-        replace={"min(micro_batches, after + 1)": "min(micro_batches, after + 1 if micro_batches < ranks else max(after, 1))"},
+        replace={
+            "min(micro_batches, after + 1)": "min(micro_batches, after + 1 if micro_batches < ranks else max(after, 1))"
+        },
     ),
     # -- zb_h1
     Mutant(
@@ -296,7 +300,9 @@ MUTANTS = [
         "The weight parts of the drain begin at a negative micro-batch if there are few",
         "check_few_weight_parts",
         says="write stage, kind",
-        replace={"range(max(0, micro_batches - rank), micro_batches)": "range(micro_batches - rank, micro_batches)"},
+        replace={
+            "range(max(0, micro_batches - rank), micro_batches)": "range(micro_batches - rank, micro_batches)"
+        },
     ),
     # -- bubble
     Mutant(
@@ -340,7 +346,9 @@ MUTANTS = [
         "A message takes time even between two stages of one rank",
         "check_start_times",
         says="from the same rank",
-        replace={"(send if placement[source] != placement[stage] else 0.0)": "(send if source != stage else 0.0)"},
+        replace={
+            "(send if placement[source] != placement[stage] else 0.0)": "(send if source != stage else 0.0)"
+        },
     ),
     Mutant(
         "The cell starts when its inputs are there, although its rank is busy",
@@ -381,7 +389,9 @@ MUTANTS = [
         "Under a small cap the first stage of a rank may fill the memory that its second stage needs",
         "check_under_the_cap",
         says="No cell can start",
-        replace={"placement[stage:].count(placement[stage])": "(placement[stage:].count(placement[stage]) if cap >= 2 else 1)"},
+        replace={
+            "placement[stage:].count(placement[stage])": "(placement[stage:].count(placement[stage]) if cap >= 2 else 1)"
+        },
     ),
     Mutant(
         "With fewer micro-batches than ranks the naive table is used",

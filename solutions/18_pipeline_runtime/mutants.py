@@ -399,13 +399,17 @@ MUTANTS = [
         "The loss of a micro-batch is divided by its targets only",
         "check_whole_step",
         says="divided by its targets",
-        replace={"loss_part(output, targets[i], every_target)": "loss_part(output, targets[i], [targets[i]])"},
+        replace={
+            "loss_part(output, targets[i], every_target)": "loss_part(output, targets[i], [targets[i]])"
+        },
     ),
     Mutant(
         "The loss of the batch is divided by the number of micro-batches once more",
         "check_whole_step",
         says="to the mean over the targets in every_target",
-        replace={"loss_part(output, targets[i], every_target)": "loss_part(output, targets[i], every_target) / len(targets)"},
+        replace={
+            "loss_part(output, targets[i], every_target)": "loss_part(output, targets[i], every_target) / len(targets)"
+        },
     ),
     Mutant(
         "The loss is divided by the targets of this pipeline only",

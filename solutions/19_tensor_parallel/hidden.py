@@ -16,7 +16,9 @@ from .checks.training import model_run, right_groups
 def check_linear_dimensions(student, t):
     "Inputs of one and of three dimensions"
     shapes = (), (2, t.integer(1, 2), 2)
-    run_together(student, t, *(case(t, 2, shape=shape) for shape in shapes for case in (column_case, row_case)))
+    run_together(
+        student, t, *(case(t, 2, shape=shape) for shape in shapes for case in (column_case, row_case))
+    )
 
 
 @check("mlp", points=1, seconds=30)
@@ -55,11 +57,13 @@ ANSWERS = {
     "q1": Answer("c", "GELU(a + b) is not GELU(a) + GELU(b), and a column of H is not a sum over ranks"),
     "q2": Answer("a", "the gradient of x is the sum over all columns of A, and each rank has some of them"),
     "q3": Answer(
-        "d", "other masks on the residual stream would make its copies differ; equal masks inside would repeat one pattern t times"
+        "d",
+        "other masks on the residual stream would make its copies differ; equal masks inside would repeat one pattern t times",
     ),
     "q4": Answer("b", "the other ranks of the tensor-parallel group have other columns"),
     "q5": Answer(
-        "c", "4 all-reduces for each block, which the next layer needs; asynchronous forms hide them only behind products that take longer"
+        "c",
+        "4 all-reduces for each block, which the next layer needs; asynchronous forms hide them only behind products that take longer",
     ),
     "q6": Answer("b", "a reduce-scatter and an all-gather send the bytes of an all-reduce"),
 }

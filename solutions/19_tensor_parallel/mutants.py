@@ -58,7 +58,9 @@ MUTANTS = [
         "The part is a view of the whole weight",
         "check_part_memory",
         says="a view keeps the whole weight in memory",
-        replace={")[dist.get_rank(group)].clone(memory_format=torch.contiguous_format)": ")[dist.get_rank(group)]"},
+        replace={
+            ")[dist.get_rank(group)].clone(memory_format=torch.contiguous_format)": ")[dist.get_rank(group)]"
+        },
     ),
     Mutant(
         "Every rank keeps the whole weight",
@@ -291,7 +293,9 @@ MUTANTS = [
         "The result is gathered again",
         "check_sequence_mlp",
         says="has the whole sequence: it is gathered",
-        replace={"return ScatterSequence.apply(partial, group)": "return gathered(ScatterSequence.apply(partial, group), group)"},
+        replace={
+            "return ScatterSequence.apply(partial, group)": "return gathered(ScatterSequence.apply(partial, group), group)"
+        },
         also=("check_norm_gradient", "check_sequence_traffic"),
     ),
     # -- kv
@@ -311,7 +315,9 @@ MUTANTS = [
         "The gradients of different heads are added",
         "check_shared_gradients",
         says="is added over all ranks",
-        replace={"copy_to_ranks(k, sharing), copy_to_ranks(v, sharing)": "copy_to_ranks(k, group), copy_to_ranks(v, group)"},
+        replace={
+            "copy_to_ranks(k, sharing), copy_to_ranks(v, sharing)": "copy_to_ranks(k, group), copy_to_ranks(v, group)"
+        },
     ),
     # -- dropout
     Mutant(

@@ -52,7 +52,9 @@ MUTANTS = [
         "The shares do not add up to 1",
         "check_merge",
         says="do not add up to 1",
-        replace={"(part - shift).exp()": "(part - torch.maximum(lse, block_lse).masked_fill(total == -math.inf, 0)).exp()"},
+        replace={
+            "(part - shift).exp()": "(part - torch.maximum(lse, block_lse).masked_fill(total == -math.inf, 0)).exp()"
+        },
         also=("check_merge_many", "check_merge_large"),
     ),
     Mutant(
@@ -77,7 +79,9 @@ MUTANTS = [
         "The lse of the last block is returned",
         "check_merge",
         says="that of one part alone",
-        replace={"return first * out + second * block_out, total": "return first * out + second * block_out, block_lse"},
+        replace={
+            "return first * out + second * block_out, total": "return first * out + second * block_out, block_lse"
+        },
         also=("check_merge_many", "check_merge_large", "check_merge_nothing"),
     ),
     Mutant(
@@ -237,7 +241,9 @@ MUTANTS = [
         "The gradient of the queries is not divided by the square root of d",
         "check_gradient",
         says="dq is not divided by the square root of d",
-        replace={"return grad_scores @ k, grad_scores.mT @ q": "return grad_scores / scale @ k, grad_scores.mT @ q"},
+        replace={
+            "return grad_scores @ k, grad_scores.mT @ q": "return grad_scores / scale @ k, grad_scores.mT @ q"
+        },
         also=("check_gradient_hidden", "check_gradient_blocks"),
     ),
     Mutant(
@@ -258,7 +264,9 @@ MUTANTS = [
         "D of a block has the probabilities of this block alone",
         "check_gradient_blocks",
         says="D is the sum of grad * out with the given out",
-        replace={"row_sums = (grad * out).sum(-1, keepdim=True)": "row_sums = (probabilities * (grad @ v.mT)).sum(-1, keepdim=True)"},
+        replace={
+            "row_sums = (grad * out).sum(-1, keepdim=True)": "row_sums = (probabilities * (grad @ v.mT)).sum(-1, keepdim=True)"
+        },
     ),
     Mutant(
         "The softmax of the block instead of the whole row",
@@ -370,14 +378,18 @@ MUTANTS = [
         "Chunks r and r + N",
         "check_zigzag_chunks",
         says="the late one is 2N - 1 - r",
-        replace={"torch.cat((chunks[:world], chunks.flip(0)[:world]), dim=1)": "torch.cat((chunks[:world], chunks[world:]), dim=1)"},
+        replace={
+            "torch.cat((chunks[:world], chunks.flip(0)[:world]), dim=1)": "torch.cat((chunks[:world], chunks[world:]), dim=1)"
+        },
         also=("check_zigzag_balance",),
     ),
     Mutant(
         "The striped order",
         "check_zigzag_balance",
         says="all ranks see the same number",
-        replace={"torch.cat((chunks[:world], chunks.flip(0)[:world]), dim=1)": "torch.arange(seq).view(-1, world).T.contiguous()"},
+        replace={
+            "torch.cat((chunks[:world], chunks.flip(0)[:world]), dim=1)": "torch.arange(seq).view(-1, world).T.contiguous()"
+        },
         also=("check_zigzag_chunks",),
     ),
     # -- loss
@@ -487,14 +499,18 @@ MUTANTS = [
         "Ulysses without the causal mask",
         "check_ulysses_attention",
         says="see later keys: attention is causal",
-        replace={"F.scaled_dot_product_attention(q, k, v, is_causal=True)": "F.scaled_dot_product_attention(q, k, v)"},
+        replace={
+            "F.scaled_dot_product_attention(q, k, v, is_causal=True)": "F.scaled_dot_product_attention(q, k, v)"
+        },
         also=("check_ulysses_traffic", "check_ulysses_three_ranks"),
     ),
     Mutant(
         "The sequence is cut into every N-th token",
         "check_ulysses_layout",
         says="has every N-th token",
-        replace={"x.unflatten(2, (dist.get_world_size(), -1)).movedim(2, 0)": "x.unflatten(2, (-1, dist.get_world_size())).movedim(3, 0)"},
+        replace={
+            "x.unflatten(2, (dist.get_world_size(), -1)).movedim(2, 0)": "x.unflatten(2, (-1, dist.get_world_size())).movedim(3, 0)"
+        },
         also=("check_ulysses_attention", "check_ulysses_traffic", "check_ulysses_three_ranks"),
     ),
     Mutant(

@@ -40,9 +40,13 @@ def check_layer_three_ranks(student, t):
 # -- quiz
 
 ANSWERS = {
-    "q1": Answer("b", "a weight that is always 1 has no gradient, so the router never learns which expert is better"),
+    "q1": Answer(
+        "b", "a weight that is always 1 has no gradient, so the router never learns which expert is better"
+    ),
     "q2": Answer("d", "f is a count, and a small change of the router changes no count"),
-    "q3": Answer("a", "the gradient of an expert is already the sum over the tokens of all ranks of its group"),
+    "q3": Answer(
+        "a", "the gradient of an expert is already the sum over the tokens of all ranks of its group"
+    ),
     "q4": Answer("c", "4 k T h (t - 1) / t numbers: the rows travel, and the experts stay"),
     "q5": Answer("b", "all others wait for it in the all-to-all that returns the results"),
 }

@@ -8,7 +8,9 @@ MUTANTS = [
         "The weights are the probabilities, with a sum below 1",
         "check_route",
         says="do not add up to 1",
-        replace={"return experts, weights / weights.sum(-1, keepdim=True), probabilities": "return experts, weights, probabilities"},
+        replace={
+            "return experts, weights / weights.sum(-1, keepdim=True), probabilities": "return experts, weights, probabilities"
+        },
         also=("check_bias", "check_router_learns", "check_route_all"),
     ),
     Mutant(
@@ -60,7 +62,9 @@ MUTANTS = [
         "Experts without rows are skipped, and the next ones get their weights",
         "check_experts",
         says="compute with the weights of others",
-        replace={"for each in zip(parts, first, second)": "for each in zip([part for part in parts if len(part)], first, second)"},
+        replace={
+            "for each in zip(parts, first, second)": "for each in zip([part for part in parts if len(part)], first, second)"
+        },
         also=("check_only_own_rows",),
     ),
     Mutant(
@@ -207,7 +211,9 @@ MUTANTS = [
         "The counts are exchanged with all ranks, the group is forgotten",
         "check_counts",
         says="give group=group to the all-to-all",
-        replace={"dist.all_to_all_single(received, counts, group=group)": "dist.all_to_all_single(received, counts)"},
+        replace={
+            "dist.all_to_all_single(received, counts, group=group)": "dist.all_to_all_single(received, counts)"
+        },
     ),
     Mutant(
         "The counts of all ranks are gathered",
@@ -231,7 +237,9 @@ MUTANTS = [
         "The sizes of what is sent and of what is received are swapped",
         "check_all_to_all",
         says="the third argument has the rows that are received, the fourth those that are sent",
-        replace={"rows.contiguous(), receive, send, group=group)": "rows.contiguous(), send, receive, group=group)"},
+        replace={
+            "rows.contiguous(), receive, send, group=group)": "rows.contiguous(), send, receive, group=group)"
+        },
         also=("check_exchange_traffic", "check_exchange_three_ranks"),
     ),
     Mutant(
@@ -247,7 +255,9 @@ MUTANTS = [
         "The gradient is sent as it comes, with strides that all-to-all refuses",
         "check_all_to_all",
         says="send tensor.contiguous()",
-        replace={"dist.all_to_all_single(back, grad.contiguous(), ctx.send": "dist.all_to_all_single(back, grad, ctx.send"},
+        replace={
+            "dist.all_to_all_single(back, grad.contiguous(), ctx.send": "dist.all_to_all_single(back, grad, ctx.send"
+        },
         also=("check_exchange_traffic", "check_exchange_three_ranks"),
     ),
     # -- layer
@@ -279,14 +289,18 @@ MUTANTS = [
         "The numbers of choices are taken for tokens",
         "check_layer",
         says="the token of choice c is c // k",
-        replace={"AllToAll.apply(x[order // k], send, receive, group)": "AllToAll.apply(x[order], send, receive, group)"},
+        replace={
+            "AllToAll.apply(x[order // k], send, receive, group)": "AllToAll.apply(x[order], send, receive, group)"
+        },
         also=("check_layer_traffic", "check_layer_three_ranks"),
     ),
     Mutant(
         "The results travel back with the two lists as on the way there",
         "check_layer_traffic",
         says="a group of all ranks fails as well",
-        replace={"AllToAll.apply(as_received, receive, send, group)": "AllToAll.apply(as_received, send, receive, group)"},
+        replace={
+            "AllToAll.apply(as_received, receive, send, group)": "AllToAll.apply(as_received, send, receive, group)"
+        },
         also=("check_layer", "check_layer_three_ranks"),
     ),
     Mutant(

@@ -49,7 +49,7 @@ from dlo_lib.grading.lab.source import (
     source_notebook,
     text_source,
 )
-from dlo_lib.grading.lab.text_rules import width_faults
+from dlo_lib.grading.lab.text_rules import check_faults, width_faults
 
 CURE = "run `make labs`"
 FIGURES = "figures.py"
@@ -96,6 +96,8 @@ def _files(lab: LabInfo, make_notebook: Callable[[Path], NotebookNode]) -> dict[
     source = read_lab(folder)
     if wide := width_faults(source):
         raise UserError(f"{text_source(folder)}: {wide[0]}")
+    if unreadable := check_faults(source):
+        raise UserError(f"{given}: {unreadable[0]}")
     built = {
         lab.notebook: notebook_text(make_notebook(folder)),
         REFERENCES_FILE: references_text(source),

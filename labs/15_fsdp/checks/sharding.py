@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, check
+from dlo_lib.labkit.compare import every_rank
 from dlo_lib.labkit.traffic import passes_exactly, passes_only, uses_what_arrives
 from dlo_lib.models import llama
 
-from .scenarios import cut, from_flat, kept_by_a_piece
+from . import scenarios
+from .gathering import EXACT
 from .training import TINY
-from .twins import expected_units, packed_row, padded_size, rows_of
+from .twins import expected_units, padded_size, rows_of
 
 # -- one flat buffer
 
@@ -29,16 +31,13 @@ def tensors_of(t, world: int) -> list[Tensor]:
         matrices = [t.normal(t.integer(2, 6), t.integer(2, 5), dtype=dtype) for _ in range(2)]
         return [*matrices, t.normal(t.integer(3, 7), dtype=dtype)]
 
-    return t.draw_until(draw, lambda tensors: world == 1 or sum(tensor.numel() for tensor in tensors) % world > 0)
+    return t.draw_until(draw, lambda tensors: world == 1 or len(flat_of(tensors)) % world > 0)
 
 
-def flat_pieces(student, t, tensors: list[Tensor], world: int) -> list[Tensor]:
-    """The student's piece for each rank, of the right size."""
-    size, found = -(-sum(tensor.numel() for tensor in tensors) // world), []
-    for rank in range(world):
-        got = student.flat_shard(tensors, rank, world)
-        found.append(t.tensor(got, "the piece of rank {rank} of {world}", rank=rank, world=world, shape=(size,)))
-    return found
+def flat_of(tensors: list[Tensor], world: int = 1) -> Tensor:
+    """All numbers, and zeros up to a multiple of the number of ranks."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    return torch.cat([flat, flat.new_zeros(-len(flat) % world)])
 
 
 @check("flat", points=2)
@@ -46,33 +45,40 @@ def check_flat_shards(student, t):
     "The concatenated pieces are all tensors, followed by zeros"
     for world in (1, 2, 3, 4):
         tensors = tensors_of(t, world)
-        got, want = torch.cat(flat_pieces(student, t, tensors, world)), torch.cat([tensor.flatten() for tensor in tensors])
-        t.close(got[: want.numel()], want, "the pieces of all ranks together (world {world})", world=world, atol=0, rtol=0)
-        t.that(not got[want.numel() :].any(), "the padding at the end should be zeros")
+        want, pieces = flat_of(tensors, world), []
+        for rank in range(world):
+            got, shape = student.flat_shard(tensors, rank, world), (len(want) // world,)
+            what = "the piece of rank {rank} of {world}"
+            pieces.append(t.tensor(got, what, rank=rank, world=world, shape=shape))
+        got, real = torch.cat(pieces), len(flat_of(tensors))
+        t.close(
+            got[:real], want[:real], "the pieces of all ranks together (world {world})", world=world, **EXACT
+        )
+        t.that(not got[real:].any(), "the padding at the end should be zeros")
 
 
 @check("flat", points=1, seconds=20)
 def check_flat_copy(student, t):
     "A piece is a copy, and keeps no other memory"
+    message = (
+        "the piece of rank {rank} has {want} bytes, but keeps {kept} in memory: it is a view of a longer "
+        "tensor. Return a copy"
+    )
     even = [2 * t.integer(2, 5) for _ in range(3)]  # without padding, which another check is for
     for tensors in ([t.normal(even[0], 3), t.normal(even[1])], [t.normal(even[2])]):
-        run = student.ranks(kept_by_a_piece, [{"tensors": tensors} for _ in range(2)])
-        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        run = student.ranks(scenarios.kept_by_a_piece, [{"tensors": tensors}] * 2)
         for rank, got in enumerate(run.results):
             piece, kept, shared = t.items(got, 3, "the piece and its memory")
-            t.close(piece, flat.chunk(2)[rank], "the piece of rank {rank} of 2", rank=rank, atol=0, rtol=0)
-            message = (
-                "the piece of rank {rank} has {want} bytes, but keeps {kept} in memory: it is a view of a longer tensor. Return a copy"
+            t.close(
+                piece, flat_of(tensors).chunk(2)[rank], "the piece of rank {rank} of 2", rank=rank, **EXACT
             )
             t.that(kept == piece.nbytes and not shared, message, rank=rank, want=piece.nbytes, kept=kept)
 
 
-def flat_case(tensors: list[Tensor], world: int) -> list[dict]:
+def flat_inputs(tensors: list[Tensor], world: int) -> list[dict]:
     """Each rank's part of one flat buffer."""
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    size = -(-flat.numel() // world)
-    padded = torch.cat([flat, flat.new_zeros(size * world - flat.numel())])
-    return [{"shard": piece.clone(), "shapes": [list(tensor.shape) for tensor in tensors]} for piece in padded.split(size)]
+    shapes = [list(tensor.shape) for tensor in tensors]
+    return [{"shard": piece.clone(), "shapes": shapes} for piece in flat_of(tensors, world).chunk(world)]
 
 
 @check("flat", points=2, seconds=30)
@@ -80,37 +86,44 @@ def check_flat_whole(student, t):
     "flat_whole gives every rank all tensors, with one all-gather"
     for world in (1, 2, 3):
         tensors = tensors_of(t, world)
-        case = flat_case(tensors, world)
-        run = student.ranks(from_flat, case)
-        for rank, got in enumerate(run.results):
-            for i, (mine, want) in enumerate(zip(t.items(got, len(tensors), "flat_whole(...)"), tensors)):
-                t.close(mine, want, "tensor {i} on rank {rank} of {world}", i=i, rank=rank, world=world, atol=0, rtol=0)
+        run = student.ranks(scenarios.from_flat, flat_inputs(tensors, world))
+        every_rank(t, run, [tensors] * world, "tensor {i} on rank {rank} of {world}", **EXACT)
         passes_only(t, run, {Kind.ALL_GATHER}, "rank {rank} calls {kinds}: one all-gather is enough")
-        padded = [world * own["shard"].nbytes for own in case]
-        passes_exactly(t, run, padded, "rank {rank} passed {got} bytes, but one all-gather of {want} is enough", calls=1)
-    uses_what_arrives(t, run, Kind.ALL_GATHER, t.choice((0, 2)))  # the last piece, which comes next to rank 1, may be zeros only
+        message = "rank {rank} passed {got} bytes, but one all-gather of {want} is enough"
+        passes_exactly(t, run, flat_of(tensors, world).nbytes, message, calls=1)
+    # The last piece, which comes next to rank 1, may be zeros only.
+    uses_what_arrives(t, run, Kind.ALL_GATHER, t.choice((0, 2)))
 
 
 # -- padding
 
 
-def same_padding(student, t, shapes: list[torch.Size], world: int, message: str) -> None:
+def same_padding(student, t, shapes: list[torch.Size], world: int, why: str) -> None:
     """Both paddings are the numbers that ranks hold minus the real numbers."""
     real = sum(shape.numel() for shape in shapes)
-    want = [math.ceil(real / world) * world - real, world * sum(padded_size(shape, world) for shape in shapes) - real]
+    want = -real % world, world * sum(padded_size(shape, world) for shape in shapes) - real
     got = t.items(student.padding(shapes, world), 2, "padding(shapes, world)")
     for name, mine, right in zip(("one flat buffer", "padded rows"), got, want):
         t.that(type(mine) is int, "padding should return integers")
-        text = "{name}: the padding of {shapes} with world={world} is {right}, not {mine}. " + message
-        t.that(mine == right, text, name=name, shapes=[tuple(shape) for shape in shapes], world=world, right=right, mine=mine)
+        text = "{name}: the padding of {shapes} with world={world} is {right}, not {mine}. " + why
+        values = {"name": name, "shapes": [tuple(shape) for shape in shapes], "world": world}
+        t.that(mine == right, text, **values, right=right, mine=mine)
 
 
 @check("padding", points=2)
 def check_padding(student, t):
     "The padding of all ranks"
     for world in (1, 2, 3, 5, 8):
-        shapes = [torch.Size((t.integer(2, 12), t.integer(2, 5), *more)) for more in ((), (), (t.integer(2, 3),))]
-        same_padding(student, t, shapes, world, "The rows of each parameter are padded separately, and a row has many numbers.")
+        shapes = [
+            torch.Size((t.integer(2, 12), t.integer(2, 5), *more)) for more in ((), (), (t.integer(2, 3),))
+        ]
+        same_padding(
+            student,
+            t,
+            shapes,
+            world,
+            "The rows of each parameter are padded separately, and a row has many numbers.",
+        )
 
 
 @check("padding", points=1)
@@ -126,22 +139,27 @@ def check_padding_of_scalars(student, t):
 @check("rows", points=2)
 def check_own_rows(student, t):
     "Every rank has ceil(length / N) rows, as far as they exist"
-    for world, length in [(4, 10), *((world, t.integer(4, 13)) for world in (1, 2, 3, 4)), (5, t.integer(1001, 9999))]:
+    drawn = [(world, t.integer(4, 13)) for world in (1, 2, 3, 4)]
+    for world, length in [(4, 10), *drawn, (5, t.integer(1001, 9999))]:
         for rank in range(world):
-            want = rows_of(torch.arange(length), rank, world)
+            want = rows_of(torch.arange(length), rank, world).tolist()
             start, stop = t.items(student.own_rows(length, rank, world), 2, "own_rows(length, rank, world)")
             t.that(type(start) is int and type(stop) is int, "own_rows should return integers")
             got = list(range(length))[start:stop]
             even = torch.tensor_split(torch.arange(length), world)[rank].tolist()
+            where = {"rank": rank, "world": world, "length": length}
             message = (
-                "rank {rank} of {world} has {mine} of {length} rows, {right} would be right: these are parts as even as possible, as "
-                "numpy.array_split makes them. Here every rank has ceil(length / N) rows, and the last ones have what is left"
+                "rank {rank} of {world} has {mine} of {length} rows, {right} would be right: these are "
+                "parts as even as possible, as numpy.array_split makes them. Here every rank has "
+                "ceil(length / N) rows, and the last ones have what is left"
             )
-            t.that(got == want.tolist() or got != even, message, rank=rank, world=world, mine=len(got), length=length, right=len(want))
-            message = "own_rows({length}, {rank}, {world}) is {got}, not {want}: a parameter may have thousands of rows"
-            ends = (int(want[0]), int(want[-1]) + 1) if length > 1000 else (start, stop)
-            t.that((start, stop) == ends, message, length=length, rank=rank, world=world, got=(start, stop), want=ends)
-            t.equal(got, want.tolist(), "the rows of rank {rank} of {world}, of {length}", rank=rank, world=world, length=length)
+            t.that(got == want or got != even, message, **where, mine=len(got), right=len(want))
+            message = (
+                "own_rows({length}, {rank}, {world}) is {got}, not {want}: there may be thousands of rows"
+            )
+            ends = (want[0], want[-1] + 1) if length > 1000 else (start, stop)
+            t.that((start, stop) == ends, message, **where, got=(start, stop), want=ends)
+            t.equal(got, want, "the rows of rank {rank} of {world}, of {length}", **where)
 
 
 @check("rows", points=1)
@@ -152,35 +170,46 @@ def check_ranks_without_rows(student, t):
         start, stop = t.items(student.own_rows(length, rank, 7), 2, "own_rows(length, rank, world)")
         t.that(type(start) is int and type(stop) is int, "own_rows should return integers")
         want = (rank, rank + 1) if rank < length else (length, length)
-        message = "own_rows({length}, {rank}, 7) is {got}, not {want}: start and stop are `length` for a rank without rows"
+        message = (
+            "own_rows({length}, {rank}, 7) is {got}, not {want}: start and stop are `length` for a rank "
+            "without rows"
+        )
         t.that((start, stop) == want, message, length=length, rank=rank, got=(start, stop), want=want)
 
 
 # -- units
 
 
-def same_units(student, t, ties: list[list[str]], kind: str, tied: bool, message: str) -> None:
+def same_units(student, t, kind: str, tied: bool) -> None:
     """Modules and names are those expected."""
     sizes = {**TINY, "num_layers": t.integer(2, 4), "tied_embeddings": tied}
-    want = expected_units(sizes, ties, getattr(llama, kind))
-    (found,) = student.ranks(cut, [{"sizes": sizes, "ties": ties, "kind": kind}]).results
-    t.that(type(found) is list and len(found) == len(want), "there should be {want} units. " + message, want=len(want))
+    want = expected_units(sizes, getattr(llama, kind))
+    (found,) = student.ranks(scenarios.cut, [{"sizes": sizes, "kind": kind}]).results
+    rule = (
+        "If all names of a parameter are in one block, it belongs to this block's unit; all others belong to "
+        "the root"
+    )
+    good = type(found) is list and len(found) == len(want)
+    t.that(good, "there should be {want} units. " + rule, want=len(want))
     for got, (module, names) in zip(found, want):
         unit = f"the unit of {module}" if module else "the root"
         owner, held = t.items(got, 2, "a unit")
         t.equal(owner, module, "the module of a unit (the root is '')")
-        good = type(held) is list and all(type(same) is list and all(type(name) is str for name in same) for same in held)
+        good = type(held) is list and all(
+            type(same) is list and all(type(name) is str for name in same) for same in held
+        )
         t.that(bool(good), "{unit} should have a list of names for each parameter", unit=unit)
         mine = sorted(sorted(same) for same in held)
         extra = [same for same in mine if same not in names] or [same for same in names if same not in mine]
-        t.that(mine == names, "{unit} differs in {extra}. " + message, unit=unit, extra=extra[0] if extra else "order")
+        t.that(mine == names, "{unit} differs in {extra}. " + rule, unit=unit, extra=(extra or ["order"])[0])
 
 
 def same_unit(student, t, names: list[str], blocks: list[str], want: str | None, why: str) -> None:
     """``unit_of`` returns this block, or None."""
     got = student.unit_of(list(names), list(blocks))
     good = got is None if want is None else type(got) is str and got == want
-    t.that(good, "unit_of({names}, {blocks}) is {got}, not {want}: " + why, names=names, blocks=blocks, got=got, want=want)
+    message = "unit_of({names}, {blocks}) is {got}, not {want}: " + why
+    t.that(good, message, names=names, blocks=blocks, got=got, want=want)
 
 
 @check("units", points=1, seconds=20)
@@ -189,11 +218,15 @@ def check_unit_of(student, t):
     blocks = [f"layers.{number}" for number in range(11 + t.integer(1, 3))]
     weight = t.choice(["self_attn.q_proj.weight", "mlp.up_proj.weight", "norm"])
     for number in (0, 1, 10, len(blocks) - 1):
-        name, some = f"layers.{number}.{weight}", [blocks[0], blocks[1], blocks[number]]
+        block = blocks[number]
+        some = blocks[:3] if number < 2 else [*blocks[:2], block]
         why = "layers.10.norm also begins with layers.1: a prefix needs its dot, layers.1."
-        same_unit(student, t, [name], blocks[:3] if number < 2 else sorted(set(some)), f"layers.{number}", why)
+        same_unit(student, t, [f"{block}.{weight}"], some, block, why)
     for name in ("norm.weight", f"layers.{t.integer(20, 99)}.{weight}", f"encoder.layers.1.{weight}"):
-        why = "this parameter is in none of the blocks. A name is in the block layers.1 if it begins with layers.1."
+        why = (
+            "this parameter is in none of the blocks. A name is in the block layers.1 if it begins with "
+            "layers.1."
+        )
         same_unit(student, t, [name], blocks[:3], None, why)
 
 
@@ -214,6 +247,5 @@ def check_tied_unit_of(student, t):
 @check("units", points=1, seconds=20)
 def check_units(student, t):
     "The units of a Llama, with tied embeddings and without, for two kinds of block"
-    message = "If all names of a parameter are in one block, it belongs to this block's unit; all others belong to the root"
-    same_units(student, t, [], "Block", True, message)
-    same_units(student, t, [], "MLP", False, message)
+    same_units(student, t, "Block", True)
+    same_units(student, t, "MLP", False)
