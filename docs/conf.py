@@ -38,6 +38,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "docstrings",
     "rooms",
+    "signatures",
     "mathml",
     "ipython_lexer",
 ]
@@ -53,9 +54,11 @@ myst_heading_anchors = 4
 
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False
+autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True}
 default_role = "code"
+smartquotes_action = "qe"  # quotation marks and dots; two dashes begin an option
 highlight_language = "text"  # of blocks in docstrings; the blocks of a page name theirs
 maximum_signature_line_length = 90
 add_module_names = False

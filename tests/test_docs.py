@@ -231,3 +231,18 @@ def test_links_to_other_sites_load_nothing(tmp_path):
         "a { background: url(a.svg) }  /* https://example.org */", encoding="utf-8"
     )
     assert not load("deploy/docs.py").loaded_from_elsewhere(tmp_path)
+
+
+def test_the_options_of_a_configuration_are_a_table():
+    from dlo_lib.train import TrainConfig
+
+    signatures = load("docs/_ext/signatures.py")
+    rows = list(signatures.rows(TrainConfig))
+    assert ("``lr``", "``0.001``", "largest learning rate") in rows
+    lines = ["A training run."]
+    signatures.add_table(None, "class", "TrainConfig", TrainConfig, None, lines)
+    assert lines[:8] == [
+        *["A training run.", "", ".. list-table::", "   :header-rows: 1", ""],
+        *["   * - option", "     - default", "     - meaning"],
+    ]
+    assert not list(signatures.rows(dict))
