@@ -1,9 +1,9 @@
 """The state of a run between two steps and its files: tensors as safetensors, other values as JSON in their
 header.
 
-In addition to the model, the state has the moments and step counts of AdamW, the fp16 scaler, the position of
-the sampler, and the random states of Python, NumPy and PyTorch (of the CPU and of the GPU of this rank). With
-all of these, a run resumes bit for bit."""
+In addition to the model, the state has that of the optimiser (such as moments and step counts), the fp16
+scaler, the position of the sampler, and the random states of Python, NumPy and PyTorch (of the CPU and of the
+GPU of this rank). With all of these, a run resumes bit for bit."""
 
 from __future__ import annotations
 

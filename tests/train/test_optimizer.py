@@ -77,6 +77,7 @@ def test_every_kind_of_state_resumes_on_two_ranks_bit_for_bit(small_run):
 def test_another_optimizer_on_resume_is_one_line_and_status_2(small_run, capfd):
     config = small_run(optimizer="sgd-momentum", steps=1)
     train(config)
+    capfd.readouterr()
     arguments = ["--optimizer", "sgd", "--resume", "--out", str(config.out), "--model", config.model]
     same = ["--data", "arithmetic", "--seq", "32", "--batch", "2", "--lr", "0.01", "--warmup", "2"]
     assert main([*arguments, *same]) == 2
