@@ -141,7 +141,12 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
     A kernel ends at once if another process takes one of the ports that were chosen for it: try again.
     """
     for attempt in range(3):
-        client = NotebookClient(notebook, timeout=CELL_SECONDS, resources={"metadata": {"path": str(folder)}})
+        client = NotebookClient(
+            notebook,
+            timeout=CELL_SECONDS,
+            startup_timeout=CELL_SECONDS,  # 60 s by default: a loaded machine needs more
+            resources={"metadata": {"path": str(folder)}},
+        )
         try:
             client.execute()
         except RuntimeError as error:

@@ -232,7 +232,7 @@ def test_ranks_and_server_end_with_a_restarted_kernel(tmp_path):
     try:
         client = manager.client()
         client.start_channels()
-        client.wait_for_ready(timeout=60)
+        client.wait_for_ready(timeout=600)
         client.execute(
             textwrap.dedent(
                 f"""

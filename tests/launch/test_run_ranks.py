@@ -382,7 +382,7 @@ def test_a_function_of_a_notebook_cell_fails_at_the_cells_line():
         cells=[nbformat.v4.new_code_cell(define), nbformat.v4.new_code_cell("run_ranks(part, 2, 1.0)")]
     )
     with pytest.raises(nbclient.exceptions.CellExecutionError) as caught:
-        nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
+        nbclient.NotebookClient(book, timeout=600, startup_timeout=600, kernel_name="python3").execute()
     assert "RankFailure" in str(caught.value)
     assert "rank 0 raised ZeroDivisionError" in str(caught.value)
     assert "Cell In[1], line 4, in part\n    return x / dist.get_rank()" in str(caught.value)

@@ -138,7 +138,10 @@ def test_a_notebook_holds_the_output_of_all_ranks():
         cell("%%ranks\nrank * 2"),
     ]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(notebook, timeout=TIMEOUT, kernel_name="python3", allow_errors=True).execute()
+    client = NotebookClient(
+        notebook, timeout=TIMEOUT, startup_timeout=TIMEOUT, kernel_name="python3", allow_errors=True
+    )
+    client.execute()
     _, drawn, stuck, after = notebook.cells
     (output,) = drawn.outputs
     assert output["data"]["text/html"].count("data:image/png;base64,") == 3

@@ -200,7 +200,7 @@ def test_the_view_is_kept_up_to_date_while_other_cells_run(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     environment = {**os.environ, "DLO_SITE": "local", "DLO_POLL_S": "0.1"}
     manager, client = jupyter_client.manager.start_new_kernel(
-        kernel_name="python3", env=environment, cwd=str(tmp_path)
+        startup_timeout=600, kernel_name="python3", env=environment, cwd=str(tmp_path)
     )
     try:
         assert (

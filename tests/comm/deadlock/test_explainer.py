@@ -344,7 +344,7 @@ def test_in_a_notebook_the_message_names_the_cell_and_who_calls_the_helper():
     ]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     with pytest.raises(nbclient.exceptions.CellExecutionError) as caught:
-        nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
+        nbclient.NotebookClient(book, timeout=600, startup_timeout=600, kernel_name="python3").execute()
     assert "rank 1 returned after 0 calls on it while the others are at call 1" in str(caught.value)
     assert "Cell In[2], line 2: dist.all_reduce(x)" in str(caught.value)
     assert "called from Cell In[2], line 6: total(torch.ones(2))" in str(caught.value)

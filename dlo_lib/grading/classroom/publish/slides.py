@@ -106,7 +106,12 @@ def run_notebook(lab: LabInfo, settings: Mapping[str, object]) -> NotebookNode:
     notebook = source_notebook(source_folder(lab))
     with tempfile.TemporaryDirectory(prefix="dlo-slides-") as folder:
         write_release(lab, Path(folder))
-        client = NotebookClient(notebook, timeout=CELL_SECONDS, resources={"metadata": {"path": folder}})
+        client = NotebookClient(
+            notebook,
+            timeout=CELL_SECONDS,
+            startup_timeout=CELL_SECONDS,
+            resources={"metadata": {"path": folder}},
+        )
         environment = {**os.environ, **{name: str(value) for name, value in settings.items()}}
         try:
             client.execute(env=environment)
