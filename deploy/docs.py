@@ -75,8 +75,6 @@ def loaded_from_elsewhere(site: Path) -> list[str]:
 
 def update(language: str, pages: list[str]) -> int:
     """Write the catalogues of ``pages`` (all that exist already, if there are none) for a language."""
-    from sphinx_intl.basic import update as update_catalogues
-
     if not re.fullmatch(r"[a-z]{2}(_[A-Z]{2})?", language) or language == SOURCE:
         return refuse(f"{language} is no language to translate to: use a code such as fr")
     folder = LOCALE / language / "LC_MESSAGES"
@@ -89,6 +87,8 @@ def update(language: str, pages: list[str]) -> int:
     status = build("gettext", templates)
     if status:
         return status
+    from sphinx_intl.basic import update as update_catalogues
+
     with tempfile.TemporaryDirectory() as chosen:
         for name in names:
             template = Path(chosen) / f"{name}.pot"

@@ -9,9 +9,11 @@ import importlib.util
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Annotated
 
 import pytest
 
@@ -233,16 +235,23 @@ def test_links_to_other_sites_load_nothing(tmp_path):
     assert not load("deploy/docs.py").loaded_from_elsewhere(tmp_path)
 
 
-def test_the_options_of_a_configuration_are_a_table():
-    from dlo_lib.train import TrainConfig
+@dataclass
+class Configuration:
+    """A training run."""
 
+    lr: Annotated[float, SimpleNamespace(help="largest learning rate")] = 1e-3
+    data: Annotated[str, SimpleNamespace(help="a*b|c")] = ""
+    plain: int = 0
+
+
+def test_the_options_of_a_configuration_are_a_table():
     signatures = load("docs/_ext/signatures.py")
-    rows = list(signatures.rows(TrainConfig))
-    assert ("``lr``", "``0.001``", "largest learning rate") in rows
     lines = ["A training run."]
-    signatures.add_table(None, "class", "TrainConfig", TrainConfig, None, lines)
-    assert lines[:8] == [
+    signatures.add_table(None, "class", "Configuration", Configuration, None, lines)
+    assert lines == [
         *["A training run.", "", ".. list-table::", "   :header-rows: 1", ""],
         *["   * - option", "     - default", "     - meaning"],
+        *["   * - ``lr``", "     - ``0.001``", "     - largest learning rate"],
+        *["   * - ``data``", "     - ", r"     - a\*b\|c", ""],
     ]
     assert not list(signatures.rows(dict))
