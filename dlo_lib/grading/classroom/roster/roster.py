@@ -23,6 +23,7 @@ from sqlalchemy.exc import OperationalError
 from dlo_lib.base.errors import UserError, nearest
 from dlo_lib.base.text import tr
 from dlo_lib.grading.classroom.roster.archive import fold_name
+from dlo_lib.grading.classroom.roster.look_alikes import look_alikes
 
 # nbgrader uses ids in paths, patterns and commands. An id with one of these characters would name other
 # folders, be split in two, or be read as an option (-) or, in a table, as a formula (= @).
@@ -126,7 +127,9 @@ class Change(Enum):
 
 @dataclass(frozen=True)
 class Difference:
-    """A line of the difference; ``what`` names the changed fields, old → new."""
+    """A line of the difference; ``what`` names the changed fields, old → new, and a person with a name that
+    looks like this one.
+    """
 
     change: Change
     person: Person
@@ -168,7 +171,9 @@ def import_roster(course: NbGraderAPI, file: Path, dry_run: bool = False) -> lis
         if person.id not in known and fold_name(person.id) == fold_name(other)
     ]:
         raise UserError(f"{file}: {'; '.join(mistaken)}")
-    differences = [_difference(known.get(person.id), person) for person in given]
+    differences = _say_look_alikes(
+        [_difference(known.get(person.id), person) for person in given], [*known.values(), *given]
+    )
     listed = {person.id for person in given}
     differences += [Difference(Change.ABSENT, person) for name, person in known.items() if name not in listed]
     if not dry_run:
@@ -345,6 +350,26 @@ def _difference(known: Person | None, given: Person) -> Difference:
         if new != old:
             changes.append(f"{field.name}: {old or '-'} → {new}")
     return Difference(Change.CHANGED if changes else Change.SAME, Person(**merged), ", ".join(changes))
+
+
+def _say_look_alikes(differences: Iterable[Difference], people: Iterable[Person]) -> list[Difference]:
+    """Return ``differences``; one of a person whose id or name looks like another's names the other."""
+    people = list(people)
+    ids = look_alikes(dict.fromkeys(person.id for person in people))
+    names = look_alikes(dict.fromkeys(_full_name(person) for person in people))
+    said = []
+    for line in differences:
+        texts = [line.what] * bool(line.what)
+        if (other := ids.get(line.person.id)) is not None:
+            texts.append(tr("the id looks like {other}, with other letters", other=ascii(other)))
+        if (other := names.get(_full_name(line.person))) is not None:
+            texts.append(tr("the name looks like {other}, with other letters", other=ascii(other)))
+        said.append(replace(line, what="; ".join(texts)))
+    return said
+
+
+def _full_name(person: Person) -> str:
+    return f"{person.first_name} {person.last_name}".strip()
 
 
 def _enter(gradebook: Gradebook, people: Iterable[Person]) -> None:

@@ -205,3 +205,18 @@ def test_a_locked_gradebook_stays_unchanged(course: Path, tmp_path: Path) -> Non
         ):
             import_roster(open_course(course), table(tmp_path, "id\nx1\n"))
     assert read_roster(open_course(course)) == before
+
+
+def test_a_name_that_looks_like_another_is_said(tmp_path: Path) -> None:
+    """A Cyrillic letter instead of a Latin one, the digit 0 instead of the letter o."""
+    course = open_course(create_course(tmp_path / "course"))
+    import_roster(course, table(tmp_path, "id,first_name,last_name\nada,Ada,Lovelace\nzoe,Zoé,Roy\n"))
+    text = (
+        "id,first_name,last_name\n\u0430da,Al,Khwarizmi\nbob,\u0410da,L\u043evelace\n"
+        "z0e,Zo,Roy\nzo\u00e8,Zoè,Roy\n"
+    )
+    said = {line.person.id: line.what for line in import_roster(course, table(tmp_path, text), dry_run=True)}
+    assert said["\u0430da"] == "the id looks like 'ada', with other letters"
+    assert said["bob"] == "the name looks like 'Ada Lovelace', with other letters"
+    assert said["z0e"] == "the id looks like 'zoe', with other letters"
+    assert said["zo\u00e8"] == ""

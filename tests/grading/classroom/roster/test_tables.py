@@ -33,13 +33,34 @@ PART = GradeRow("zoe", {"scale": 1.5, "mean": 2.0}, 0.5, 3.0, 5.0, "GRADED_WARN"
 
 
 @pytest.mark.parametrize(
-    "cell", ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "  =1+1", "-", "=", "+ 1"]
-)
+    "cell", [
+        "=1+1", "+1+1", "-1+1", "@SUM(A1)", "\ttext", "\rtext", "  =1+1", "-", "=", "+ 1",
+        "＝1+1", "＋1", "－1+1", "＠SUM(A1)", "﹦1", "\u200b=1", "\ufeff=1", "\u00a0=1", '"=1"',
+    ],
+)  # fmt: skip
 def test_a_cell_that_a_spreadsheet_would_run_is_marked_as_text(cell: str) -> None:
     assert escape_formula(cell) == f"'{cell}"
 
 
-@pytest.mark.parametrize("cell", ["Ada", "", "-1.5", "+2", "1e-3", "a=b", "5 of 5", "Émilie", "'quoted'"])
+@pytest.mark.parametrize("separator", [";", "\t", "|", "\n", "\r", "; ", ';"', ";\u200b"])
+def test_a_program_with_another_separator_runs_no_part_of_a_cell(separator: str) -> None:
+    """Excel in French splits lines at semicolons, also those of a cell that quotation marks enclose."""
+    row = [f"small{separator}=1+1.ipynb", "ada"]
+    text = csv_text(["file", "student"], [row])
+    for split in (";", "\t", "|"):
+        parts = [part.strip('" \u200b') for line in text.splitlines() for part in line.split(split)]
+        assert not [part for part in parts if part.startswith("=")]
+
+
+@pytest.mark.parametrize("name", ["a;b.ipynb", "a|b.ipynb", "a\tb.ipynb", 'a"b.ipynb'])
+def test_a_name_with_the_separator_of_any_program_is_quoted(name: str) -> None:
+    line = csv_text(["file"], [[name]]).splitlines()[1]
+    assert line == '"{}"'.format(name.replace('"', '""'))
+
+
+@pytest.mark.parametrize(
+    "cell", ["Ada", "", "-1.5", "+2", "1e-3", "a=b", "5 of 5", "Émilie", "'quoted'", "a; -1.5", "one; two"]
+)
 def test_numbers_and_plain_text_stay_as_they_are(cell: str) -> None:
     assert escape_formula(cell) == cell
 
