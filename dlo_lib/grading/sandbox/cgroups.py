@@ -21,8 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from dlo_lib.base.lifetime import start_time
+
 ROOT = Path("/sys/fs/cgroup")
 CONTROLLERS = ("memory", "pids")
+YOUNG_SECONDS = 60.0
 REMOVE_SECONDS = 2.0  # killed processes need a moment to leave their group
 
 
@@ -90,7 +93,7 @@ class Group:
 
     def __init__(self, hierarchy: Hierarchy, memory: int, tasks: int, pids: Iterable[int]) -> None:
         self._hierarchy, self._limits = hierarchy, (memory, tasks)
-        self._folders = hierarchy.make(f"dlo-{os.getpid()}-{secrets.token_hex(6)}", memory, tasks)
+        self._folders = hierarchy.make(_name(os.getpid()), memory, tasks)
         for pid in pids:
             self._add(pid)
 
@@ -107,9 +110,12 @@ class Group:
         """
         if self._limits != (memory, tasks) or self.oom_killed:
             return False
-        if any((folder / "cgroup.procs").read_bytes() for folder in self._folders):
+        try:
+            if any((folder / "cgroup.procs").read_bytes() for folder in self._folders):
+                return False
+            self._add(pid)
+        except FileNotFoundError:  # removed by another program
             return False
-        self._add(pid)
         self.finished = False
         return True
 
@@ -126,6 +132,21 @@ class Group:
                 except OSError:
                     return False
         return True
+
+
+def group_for(groups: list[Group], hierarchy: Hierarchy, memory: int, tasks: int, pid: int) -> Group:
+    """Return a group of ``groups`` that holds only the process ``pid``: a finished one, or a new one.
+
+    A finished group of which the kernel has killed a process is not used again, so it is removed.
+    """
+    for group in list(groups):
+        if group.finished and group.restart(memory, tasks, pid):
+            return group
+        if group.finished and group.oom_killed and group.remove():
+            groups.remove(group)
+    group = Group(hierarchy, memory, tasks, [pid])
+    groups.append(group)
+    return group
 
 
 def remove_all(groups: Iterable[Group]) -> None:
@@ -158,12 +179,24 @@ def find_hierarchy(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> 
     return hierarchy
 
 
+def _name(process: int) -> str:
+    """Return a new name for a group of this process; its start tells it from a later one with its number."""
+    return f"dlo-{process}-{start_time(process)}-{secrets.token_hex(6)}"
+
+
 def _remove_stale(hierarchy: Hierarchy) -> None:
-    """Remove the groups of judges that were killed; their processes ended with them."""
+    """Remove the groups of judges that were killed, with all their processes.
+
+    Such a judge may have been in another group than this process, as each session of a user is, so the groups
+    beside this one are searched too.
+    """
     for parent in vars(hierarchy).values():
-        for folder in parent.glob("dlo-*-*"):
-            if not Path(f"/proc/{folder.name.split('-')[1]}").exists():
-                with contextlib.suppress(OSError):
+        for folder in {*parent.glob("dlo-*-*"), *parent.parent.glob("*/dlo-*-*")}:
+            _, process, *started = folder.name.split("-")
+            with contextlib.suppress(OSError, ValueError):
+                began = start_time(int(process))
+                young = time.time() - folder.stat().st_mtime < YOUNG_SECONDS  # of another container's judge
+                if not (young if began == 0 else started[:-1] in ([], [str(began)])):
                     folder.rmdir()
 
 

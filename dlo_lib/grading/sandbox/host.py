@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from dlo_lib.base.interpreter import trusted_python
-from dlo_lib.grading.sandbox.cgroups import Group, find_hierarchy, remove_all
+from dlo_lib.grading.sandbox.cgroups import Group, find_hierarchy, group_for, remove_all
 from dlo_lib.grading.sandbox.compiled import compile_library, compile_modules
 from dlo_lib.grading.sandbox.isolation import Isolation, best_isolation, files_of, system_view
 from dlo_lib.grading.sandbox.limits import Limits
@@ -216,12 +216,7 @@ class Zygote:
         from dlo_lib.grading.sandbox.remote_worker import pid_of
 
         memory = limits.memory + limits.scratch + limits.shared_memory
-        for group in self._groups:
-            if group.finished and group.restart(memory, limits.tasks, pid_of(handle)):
-                return group
-        group = Group(hierarchy, memory, limits.tasks, [pid_of(handle)])
-        self._groups.append(group)
-        return group
+        return group_for(self._groups, hierarchy, memory, limits.tasks, pid_of(handle))
 
     @property
     def alive(self) -> bool:

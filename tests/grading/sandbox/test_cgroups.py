@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from dlo_lib.grading.sandbox.cgroups import Group, HierarchyV1, HierarchyV2, find_hierarchy, remove_all
+from dlo_lib.base.lifetime import start_time
+from dlo_lib.grading.sandbox.cgroups import (
+    Group,
+    HierarchyV1,
+    HierarchyV2,
+    find_hierarchy,
+    group_for,
+    remove_all,
+)
 
 
 def delegated(root: Path, controllers: str = "cpu memory pids", handed_on: str = "memory pids") -> Path:
@@ -66,3 +76,58 @@ def test_a_real_group_contains_its_process_and_is_removed_after_its_end() -> Non
         parents = hierarchy.parent if isinstance(hierarchy, HierarchyV2) else hierarchy.memory
     assert parents is not None
     assert not (parents / name).exists()
+
+
+class Folders:
+    """A hierarchy of plain folders, in which the kernel has killed the processes of some groups."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.killed: set[Path] = set()
+
+    def make(self, name: str, memory: int, tasks: int) -> tuple[Path, ...]:
+        (self.root / name).mkdir()
+        return (self.root / name,)
+
+    def oom_killed(self, folders: Sequence[Path]) -> bool:
+        return bool(self.killed & set(folders))
+
+
+class Empty(Group):
+    """A group whose processes have ended."""
+
+    def _add(self, pid: int) -> None:
+        pass
+
+    def restart(self, memory: int, tasks: int, pid: int) -> bool:
+        return not self.oom_killed
+
+
+def test_a_group_of_which_the_kernel_killed_a_process_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlo_lib.grading.sandbox.cgroups.Group", Empty)
+    hierarchy, groups = Folders(tmp_path), []
+    first = group_for(groups, hierarchy, 1, 1, 1)
+    (folder,) = tmp_path.iterdir()
+    hierarchy.killed.add(folder)
+    first.finished = True
+    second = group_for(groups, hierarchy, 1, 1, 1)
+    assert groups == [second]
+    assert not folder.exists()
+    second.finished = True
+    assert group_for(groups, hierarchy, 1, 1, 1) is second
+
+
+def test_the_groups_of_killed_judges_are_removed_wherever_they_were(tmp_path: Path) -> None:
+    own = delegated(tmp_path)
+    slice_, number = tmp_path / "user.slice", os.getpid()
+    ended = [slice_ / "dlo.scope/dlo-4194399-1-a", slice_ / "other.scope/dlo-4194399-1-a"]
+    reused = slice_ / f"other.scope/dlo-{number}-1-a"
+    mine = slice_ / f"other.scope/dlo-{number}-{start_time(number)}-a"
+    young = slice_ / "other.scope/dlo-4194399-1-b"
+    for folder in (*ended, reused, mine, young):
+        folder.mkdir(parents=True)
+        os.utime(folder, (0, 0) if folder != young else None)
+    find_hierarchy(tmp_path, own)
+    assert [folder.exists() for folder in (*ended, reused, mine, young)] == [False, False, False, True, True]
