@@ -130,7 +130,7 @@ x
 # Below, each rank calls the all-reduce once for each of its batches, and rank 2 has one batch less. **What do you
 # expect in the table?**
 
-# %% id="show_lock" tags=["demo", "read"]
+# %% id="show_lock" tags=["demo", "read", "nbval-check-output"]
 from dlo_lib.launch import DeadLock
 
 
@@ -183,7 +183,7 @@ lab.check("state")
 # and the logits. What do you expect for the *peak* of one step with AdamW, one sequence of 2048 tokens, in GiB? Run
 # the next cell, then write your number in place of None in the one below it; a prediction is not graded.
 
-# %% id="show_state" tags=["demo"]
+# %% id="show_state" tags=["demo", "nbval-check-output"]
 from dlo_lib.profiling import parameters
 
 size = parameters(MODEL)
@@ -199,7 +199,7 @@ predicted_peak = {"peak": None}
 # The next cell runs the real training step, forward, backward and AdamW, on *fake tensors*: they have shapes and sizes
 # but no data, so the step needs seconds, and hardly any memory, on this machine. Every allocation is recorded.
 
-# %% id="show_peak" tags=["demo"]
+# %% id="show_peak" tags=["demo", "nbval-check-output"]
 from dlo_lib.hardware import gpu
 from dlo_lib.labkit.predictions import compared, require_numbers
 from dlo_lib.profiling import measure_memory, plot_memory

@@ -207,7 +207,7 @@ def limits(exponent_bits: int, mantissa_bits: int) -> dict[str, float]:
 # %% nbgrader={"grade_id": "test_limits", "grade": true}
 lab.check("limits")
 
-# %% id="show_limits" tags=["demo"]
+# %% id="show_limits" tags=["demo", "nbval-check-output"]
 from dlo_lib.optim.precision import FORMATS
 
 print(f"{'':6}{'bits e + m':>12}{'largest':>12}{'smallest normal':>17}{'smallest':>12}{'eps':>10}")
@@ -601,7 +601,7 @@ lab.check("masters")
 # %% id="predict_masters" tags=["prediction"]
 predicted_end = {"bf16": None, "with a master": None}
 
-# %% id="show_masters" tags=["demo"]
+# %% id="show_masters" tags=["demo", "nbval-check-output"]
 require_numbers(predicted_end)
 def path_of(with_master, steps=200, rate=0.001):
     weight = torch.nn.Parameter(torch.ones(1, dtype=torch.bfloat16))

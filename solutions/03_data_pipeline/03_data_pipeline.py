@@ -248,7 +248,7 @@ figures.throughput(speeds, formula, predicted_speed, CORES)
 # **compute** share the cores: beyond the number of cores (or below it, if other programs run) more workers bring nothing, and each costs memory. So the formula gives a first
 # number, and a measurement decides. How many cores a GPU has differs much between the partitions of Jean Zay, from 3 to 24:
 
-# %% id="show_cores" tags=["demo"]
+# %% id="show_cores" tags=["demo", "nbval-check-output"]
 from dlo_lib.cluster.site import sites
 
 cores = {name: site.cores_per_gpu for name, site in sites().items() if name.startswith("jean-zay")}
@@ -398,7 +398,7 @@ print(f"rank 1, epoch 0: {drawn_by_workers(True, partial(seed_worker, rank=1))[0
 # A map-style data set is asked for indices, and the sampler gives each index to one worker. An `IterableDataset` is a stream: every worker iterates over its own copy, and so
 # does every rank. If the data set does not divide itself, each sample arrives as often as there are workers, times ranks:
 
-# %% id="show_copies" tags=["demo"]
+# %% id="show_copies" tags=["demo", "nbval-check-output"]
 class WholeStream(IterableDataset):
     def __iter__(self):
         return iter(range(6))
@@ -442,7 +442,7 @@ lab.check("split")
 # samples, which is opened once and read from start to end. The usual formats are tar files (WebDataset) and Parquet (Hugging Face). The library writes and reads both; two ranks with two workers
 # each read six tar files:
 
-# %% id="show_shards" tags=["demo"]
+# %% id="show_shards" tags=["demo", "nbval-check-output"]
 import tempfile
 
 from dlo_lib.data import ShardedImages, write_shards

@@ -345,7 +345,7 @@ print(compared(predicted_mib, mib))
 #
 # The figure shows your functions before and after. Blue is a graph, grey is Python in between.
 
-# %% id="show_pieces" tags=["demo"]
+# %% id="show_pieces" tags=["demo", "nbval-check-output"]
 def graphs_and_breaks(report):
     return len(report.graphs), len(report.breaks) + len(report.left)
 
@@ -575,7 +575,7 @@ lab.check("state")
 # %% id="predict_dynamic" tags=["prediction"]
 predicted_graphs = {"dynamic=None": None, "dynamic=False": None}
 
-# %% id="show_dynamic" tags=["demo"]
+# %% id="show_dynamic" tags=["demo", "nbval-check-output"]
 require_numbers(predicted_graphs)
 def pooled(x: Tensor) -> Tensor:
     """Return the mean over the sequence of (batch, seq, width)."""

@@ -44,7 +44,7 @@ lab = Lab(globals())
 # %% id="predict_chain" tags=["prediction"]
 chain_guess = {"chain, bytes for each byte of x": None, "one kernel": None}
 
-# %% id="show_chain" tags=["demo"]
+# %% id="show_chain" tags=["demo", "nbval-check-output"]
 import figures
 
 from dlo_lib.labkit.predictions import compared, require_numbers
@@ -452,7 +452,7 @@ lab.check("loss_backward")
 # %% id="predict_logits" tags=["prediction"]
 logits_guess = {"logits in fp32": None, "in chunks of rows": None}  # GiB
 
-# %% id="show_logits" tags=["demo"]
+# %% id="show_logits" tags=["demo", "nbval-check-output"]
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dlo_lib.kernels import linear_cross_entropy
@@ -766,7 +766,7 @@ lab.check("keys_backward")
 # The table compares them: time on this machine (the interpreter has none that means anything), the bytes that are kept for backward, and lines of code. The cell compiles a function, which takes
 # half a minute the first time, and more on a busy machine.
 
-# %% id="show_standard" tags=["demo", "read"]
+# %% id="show_standard" tags=["demo", "read", "nbval-check-output"]
 from dlo_lib.labkit.side_by_side import Form, lines_of, table
 
 GPU = torch.cuda.is_available() and triton.has_triton()

@@ -42,7 +42,7 @@ lab = Lab(globals())
 #
 # These runs have the same model, data and number of steps. Only the learning rate differs.
 
-# %% id="data" tags=["demo"]
+# %% id="data" tags=["demo", "nbval-check-output"]
 from dataclasses import replace
 
 import figures

@@ -334,7 +334,7 @@ lab.check("ring")
 # %% id="predict_bytes" tags=["prediction"]
 predicted_bytes = {"2 ranks": None, "6 ranks": None}  # in units of B
 
-# %% id="show_bytes" tags=["demo"]
+# %% id="show_bytes" tags=["demo", "nbval-check-output"]
 require_numbers(predicted_bytes)
 SIZE = 12_000  # elements: 2, 3, 4 and 6 divide it
 sent = {}
@@ -401,7 +401,7 @@ lab.check("broadcast")
 # %% id="predict_messages" tags=["prediction"]
 predicted_messages = {"by way of rank 0": None, "tree": None, "your ring": None}
 
-# %% id="show_messages" tags=["demo"]
+# %% id="show_messages" tags=["demo", "nbval-check-output"]
 from dlo_lib.comm.collectives import tree
 from dlo_lib.labkit.predicted_bars import predicted_bars
 
@@ -586,7 +586,7 @@ lab.check("levels")
 # %% id="predict_levels" tags=["prediction"]
 predicted_between = {"1 rank in a node": None, "2 ranks in a node": None}  # in units of B
 
-# %% id="run_levels" tags=["demo"]
+# %% id="run_levels" tags=["demo", "nbval-check-output"]
 require_numbers(predicted_between)
 def between_nodes(inside: int) -> float:
     """Return the first number of the sum over the ranks, by way of nodes of `inside` ranks."""

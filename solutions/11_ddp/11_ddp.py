@@ -177,7 +177,7 @@ lab.check("average")
 # %% [markdown] id="average_order_text"
 # The other order, measured: two ranks, each with the gradient 40,000 in fp16.
 
-# %% id="show_average_order" tags=["demo"]
+# %% id="show_average_order" tags=["demo", "nbval-check-output"]
 def average_of_two(divide_first: bool) -> float:
     """The average of 40,000 over two ranks, in fp16."""
     gradient = torch.tensor(40_000.0, dtype=torch.float16)
@@ -497,7 +497,7 @@ lab.check("accumulate")
 # %% id="predict_all_reduces" tags=["prediction"]
 predicted_all_reduces = {"one after the other": None, "accumulated": None}
 
-# %% id="show_accumulate" tags=["demo"]
+# %% id="show_accumulate" tags=["demo", "nbval-check-output"]
 from dlo_lib.labkit.predicted_bars import predicted_bars
 
 require_numbers(predicted_all_reduces)
@@ -658,7 +658,7 @@ lab.check("sampler", instead={"rank_samples": standard_samples})
 # The table compares one training step of both wrappers: 8 layers of 1 MiB on two ranks, all in turn, the
 # minimum of several repeats. The memory is the peak of the tensors of a rank in a step.
 
-# %% id="show_standard" tags=["demo", "read"]
+# %% id="show_standard" tags=["demo", "read", "nbval-check-output"]
 from dlo_lib.labkit import side_by_side
 from dlo_lib.labkit.measured_step import peak_of_a_step
 

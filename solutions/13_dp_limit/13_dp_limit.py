@@ -78,7 +78,7 @@ def measured(batch=1, step="fused", checkpointing=False, bucket_view=True, world
 first = measured(step="foreach")
 plot_memory(first, limit_bytes=gpu("a100-40").usable_bytes, title=f"{MODEL}, batch 1 × {SEQ}, AdamW")
 
-# %% id="show_first_peak" tags=["demo"]
+# %% id="show_first_peak" tags=["demo", "nbval-check-output"]
 predictions.require_numbers(expected_first)
 weights = first.peak_by_part[Part.WEIGHTS]
 print(
@@ -168,7 +168,7 @@ lab.check("parameters")
 # Your count for three models of the family. The last column builds the model on the `meta` device, where
 # parameters have no storage, and counts its parameters.
 
-# %% id="show_parameters" tags=["demo"]
+# %% id="show_parameters" tags=["demo", "nbval-check-output"]
 family = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b")
 counts = {name: count_parameters(model_config(name)) for name in family}
 for name, parts in counts.items():
@@ -441,7 +441,7 @@ figures.moments(moments_of, peaks_of)
 # A GPU of "80 GB" does not have 80 GB for your tensors. Vendors count 10⁹ bytes; ECC and the driver keep a
 # part; the CUDA context and NCCL's buffers take more. `gpu(name)` gives the rest, in bytes.
 
-# %% id="show_gpus" tags=["demo"]
+# %% id="show_gpus" tags=["demo", "nbval-check-output"]
 print(f"{'GPU':10} {'CUDA sees':>12} {'usable':>12}")
 for name, card in gpus().items():
     print(f"{name:10} {card.memory_bytes / GIB:8.1f} GiB {card.usable_bytes / GIB:8.1f} GiB")
@@ -582,7 +582,7 @@ figures.ranks(
 # The next cell has two ranks with sentences of unequal length (padding has the target -100, which
 # `F.cross_entropy` ignores):
 
-# %% id="show_loss" tags=["demo"]
+# %% id="show_loss" tags=["demo", "nbval-check-output"]
 torch.manual_seed(0)
 # Rank 0 has 90 valid tokens, rank 1 has 10 harder ones
 token_losses = [torch.rand(90) + 1, torch.rand(10) + 3]

@@ -363,7 +363,7 @@ lab.check("stage3")
 # In units of B f
 traffic_guess = {"stage 0": None, "stage 1": None, "stage 2": None, "stage 3": None}
 
-# %% id="run_traffic" tags=["demo"]
+# %% id="run_traffic" tags=["demo", "nbval-check-output"]
 import alive
 
 from dlo_lib.labkit.predicted_bars import predicted_bars
@@ -785,7 +785,7 @@ print(table(forms))
 # shortest of 10 steps (forward and backward), the most memory that the tensors of a rank take in a step, and the bytes that it sends with
 # ring algorithms. The line below it compares the gradients of both.
 
-# %% id="show_stage3" tags=["demo", "read"]
+# %% id="show_stage3" tags=["demo", "read", "nbval-check-output"]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 

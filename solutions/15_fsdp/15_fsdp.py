@@ -665,7 +665,7 @@ lab.check("end")
 # Of one rank in one step, with 4 blocks
 step_guess = {"all-gathers": None, "reduce-scatters": None}
 
-# %% id="run_timeline" tags=["demo"]
+# %% id="run_timeline" tags=["demo", "nbval-check-output"]
 from dlo_lib.labkit.predicted_bars import predicted_bars
 from dlo_lib.labkit.predictions import compared, require_numbers
 from dlo_lib.launch import run_ranks
@@ -786,7 +786,7 @@ figures.resting({world: held for world, (held, _) in resting.items()}, formulas,
 # **Bytes.** The tracer compares a step of your FSDP with a step of DDP (an all-reduce of all gradients), on 4
 # ranks.
 
-# %% id="run_bytes" tags=["demo"]
+# %% id="run_bytes" tags=["demo", "nbval-check-output"]
 require_numbers(bytes_guess)
 def sent_by_fsdp(compute_dtype=None, micro_batches: int = 1) -> None:
     """Forward and backward of each micro-batch."""
@@ -865,7 +865,7 @@ figures.losses(curves)
 # GiB on one rank, at the peak of a step
 peak_guess = {"8 ranks": None, "64 ranks": None, "512 ranks": None}
 
-# %% id="show_scale" tags=["demo"]
+# %% id="show_scale" tags=["demo", "nbval-check-output"]
 from dlo_lib.profiling import measure_memory
 
 require_numbers(peak_guess)

@@ -509,7 +509,7 @@ expected_checkpoint = {"FLOPs ratio": None, "gathers": None}
 # GiB on one of 8 ranks: Llama 3.2 3B, 16 sequences of 512 tokens
 expected_peak = {"without": None, "with checkpoints": None}
 
-# %% id="show_checkpoint" tags=["demo"]
+# %% id="show_checkpoint" tags=["demo", "nbval-check-output"]
 predictions.require_numbers(expected_checkpoint, expected_peak)
 plain, again = (sweep.flops(wrapper) for wrapper in (lambda block, x: block(x), Checkpoint.apply))
 runs = [run_ranks(sweep.llama_step, 2, recompute, trace=True) for recompute in (False, True)]
@@ -738,7 +738,7 @@ lab.check("offload")
 # After 60 steps of 0.001
 expected_weight = {"bf16": None, "fp32": None, "bf16, master on the host": None}
 
-# %% id="show_offload" tags=["demo"]
+# %% id="show_offload" tags=["demo", "nbval-check-output"]
 predictions.require_numbers(expected_weight)
 weights = sweep.tiny_updates(HostOptimizer)
 print(predictions.compared(expected_weight, {name: values[-1] for name, values in weights.items()}))
@@ -876,7 +876,7 @@ lab.check("checkpoint", instead={"Checkpoint": StandardCheckpoint})
 # MiB of tensors at the peak
 expected_held = {"simple": None, "yours": None, "yours, kept whole": None}
 
-# %% id="show_standard" tags=["demo", "read"]
+# %% id="show_standard" tags=["demo", "read", "nbval-check-output"]
 from dlo_lib.labkit import columns
 from dlo_lib.labkit.figures import MIB, ms, size
 from dlo_lib.labkit.side_by_side import lines_of

@@ -110,7 +110,7 @@ def naive_rows(ranks: int, micro_batches: int) -> list[list[str]]:
 # %% nbgrader={"grade_id": "test_naive", "grade": true}
 lab.check("naive")
 
-# %% id="show_naive" tags=["demo"]
+# %% id="show_naive" tags=["demo", "nbval-check-output"]
 run = timed(naive_rows(RANKS, 3))
 share = 100 * run.busy[0] / run.makespan
 print(f"each rank computes {run.busy[0]:g} of {run.makespan:g} units of time: {share:.0f} %")
@@ -318,7 +318,7 @@ figures.show(run, "interleaved 1F1B, 2 stages per rank", memory=True)
 # %% id="predict_send" tags=["prediction"]
 messages_predicted = {"v = 2": None, "v = 4": None}  # times the messages of 1F1B
 
-# %% id="show_send" tags=["demo"]
+# %% id="show_send" tags=["demo", "nbval-check-output"]
 predictions.require_numbers(messages_predicted)
 def messages(rows: list[list[str]]) -> int:
     """Count the outputs and gradients that go from one rank to another."""
@@ -442,7 +442,7 @@ figures.show(run, "ZB-H1: weight parts fill the drain", memory=True, for_weights
 #
 # **ZB-H2** uses more memory to fill the whole row: it doubles the warm-up and the delay of the weight parts.
 
-# %% id="show_zb_h2" tags=["demo"]
+# %% id="show_zb_h2" tags=["demo", "nbval-check-output"]
 from dlo_lib.parallel.pipeline import schedules
 
 zb_h1 = timed(zb_h1_rows(RANKS, MICRO_BATCHES))
@@ -496,7 +496,7 @@ def waiting(
 # %% nbgrader={"grade_id": "test_bubble", "grade": true}
 lab.check("bubble")
 
-# %% id="show_bubble" tags=["demo"]
+# %% id="show_bubble" tags=["demo", "nbval-check-output"]
 tables = {
     "naive": (naive_rows(4, 16), 1),
     "AFAB": (afab_rows(4, 16), 1),
@@ -790,7 +790,7 @@ figures.show(run, "your table under a cap of 3", memory=True, for_weights=0.5)
 # micro-batches for a bubble of 6 %, and the global batch cannot grow that far. The cell simulates the
 # schedules with 256 micro-batches.
 
-# %% id="show_scale" tags=["demo"]
+# %% id="show_scale" tags=["demo", "nbval-check-output"]
 p, m = LARGE, 4 * LARGE
 large = {
     "1F1B, many": timed(one_f_one_b_rows(p, 16 * p)),

@@ -761,7 +761,7 @@ print("For SLURM, a node of 4 GPUs:", at_scale.directives(script), sep="\n")
 # %% id="predict_wire" tags=["prediction"]
 wire_predicted = {"pipeline": None, "tensor parallelism": None}  # numbers for each token
 
-# %% id="show_wire" tags=["demo"]
+# %% id="show_wire" tags=["demo", "nbval-check-output"]
 from dlo_lib.labkit.predicted_bars import predicted_bars
 from dlo_lib.models import model_config
 
@@ -904,7 +904,7 @@ def stage_starts(costs: list[float], stages: int) -> list[int]:
 # %% nbgrader={"grade_id": "test_partition", "grade": true}
 lab.check("partition")
 
-# %% id="show_partition" tags=["demo"]
+# %% id="show_partition" tags=["demo", "nbval-check-output"]
 print(f"80 pieces in 16 stages: {math.comb(79, 15):.1e} cuts")
 figures.stage_costs(llama, {"four blocks in each": equal, "your cut": stage_starts(llama, 4)})
 

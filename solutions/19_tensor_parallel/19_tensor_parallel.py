@@ -49,7 +49,7 @@ lab = Lab(globals())
 # %% id="predict_peak" tags=["prediction"]
 peak_guess = {"all logits, GiB": None, "chunked loss, GiB": None}
 
-# %% id="show_why" tags=["demo"]
+# %% id="show_why" tags=["demo", "nbval-check-output"]
 import figures
 
 from dlo_lib.kernels import FusedOperation
@@ -502,7 +502,7 @@ lab.check("model")
 # %% id="predict_bytes" tags=["prediction"]
 bytes_guess = {"2 ranks": None, "4 ranks": None}  # times b s h
 
-# %% id="run_bytes" tags=["demo"]
+# %% id="run_bytes" tags=["demo", "nbval-check-output"]
 from dlo_lib.launch import run_ranks
 
 require_numbers(bytes_guess)
@@ -781,7 +781,7 @@ lab.check("sequence")
 # %% id="predict_sequence" tags=["prediction"]
 sequence_guess = {"sent": None, "kept for backward": None}  # times those of tensor parallelism
 
-# %% id="run_sequence" tags=["demo"]
+# %% id="run_sequence" tags=["demo", "nbval-check-output"]
 require_numbers(sequence_guess)
 def kept_by(form: str) -> int:
     """Bytes of activations that forward of norm and MLP keeps for backward on this rank."""

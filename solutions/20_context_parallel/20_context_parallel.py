@@ -46,7 +46,7 @@ lab = Lab(globals())
 # %% id="predict_kept" tags=["prediction"]
 kept_guess = {"all logits, GiB": None, "chunked loss, GiB": None}
 
-# %% id="show_why" tags=["demo"]
+# %% id="show_why" tags=["demo", "nbval-check-output"]
 from dataclasses import replace
 
 import figures
@@ -504,7 +504,7 @@ def zigzag(seq: int, world: int) -> torch.Tensor:
 # %% nbgrader={"grade_id": "test_zigzag", "grade": true}
 lab.check("zigzag")
 
-# %% id="show_zigzag" tags=["demo"]
+# %% id="show_zigzag" tags=["demo", "nbval-check-output"]
 require_numbers(balance_guess)
 steps = {"contiguous": work(contiguous(64, 4)), "zig-zag": work(zigzag(64, 4))}
 durations = {"contiguous": duration(steps["contiguous"]), "balanced": duration(steps["zig-zag"])}
@@ -703,7 +703,7 @@ lab.check("ulysses")
 # %% id="predict_sent" tags=["prediction"]
 sent_guess = {"ring": None, "Ulysses": None}  # times L
 
-# %% id="run_sent" tags=["demo"]
+# %% id="run_sent" tags=["demo", "nbval-check-output"]
 from dlo_lib.comm.calls import Kind
 
 require_numbers(sent_guess)
@@ -906,7 +906,7 @@ lab.check("backward", instead={"ring_attention": with_pytorch})
 # The table compares the forms on 2 ranks, for one layer in the zig-zag order: the shortest forward and backward of several, the bytes that a rank sends, and the lines
 # that you write. For PyTorch these are the four lines of the context manager; the class in the last cell is longer, because it calls private functions. `dlo_lib.parallel.context` changes a whole model with one line, `parallelize_context(model, group)`.
 
-# %% id="show_standard" tags=["demo", "read"]
+# %% id="show_standard" tags=["demo", "read", "nbval-check-output"]
 from dlo_lib.labkit.side_by_side import Form, lines_of, table
 from dlo_lib.parallel.context import ContextKind, ContextParallel, SequencePlacement
 

@@ -47,7 +47,7 @@ lab = Lab(globals())
 # %% id="predict_active" tags=["prediction"]
 active_guess = {"billions used by a token": None, "GiB of state": None}
 
-# %% id="show_why" tags=["demo"]
+# %% id="show_why" tags=["demo", "nbval-check-output"]
 import figures
 
 from dlo_lib.labkit.predictions import compared, require_numbers

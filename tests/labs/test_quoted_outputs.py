@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -75,8 +76,8 @@ def test_times_are_replaced(one: str, other: str) -> None:
 
 
 def test_other_numbers_are_not() -> None:
-    text = "47.9 GiB of state, 1,024 operations, 53.5 times 2, rank 3 s"
-    assert sanitized(text.removesuffix(", rank 3 s")) == text.removesuffix(", rank 3 s")
+    text = "47.9 GiB of state, 1,024 operations, 53.5 times 2, 3 samples"
+    assert sanitized(text) == text
 
 
 def test_outputs_are_stored_as_text_and_come_back() -> None:
@@ -121,6 +122,7 @@ print("47.9 GiB")
 def test_nbval_fails_a_stored_output_that_is_wrong_and_write_outputs_corrects_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("nbval", reason="NOT TESTED HERE: nbval, which is not installed")
     course = shutil.copytree(SMALL, tmp_path / "course")
     text = course / "solutions" / "91_small" / "91_small.py"
     exercises, _, _ = text.read_text(encoding="utf-8").partition('# %% id="plot"')
@@ -131,7 +133,7 @@ def test_nbval_fails_a_stored_output_that_is_wrong_and_write_outputs_corrects_it
     before = {"timed": [{"stdout": ["4 ranks took <time>", ""]}], "sizes": [{"stdout": ["48.0 GiB", ""]}]}
     stored.write_text(json.dumps(before), encoding="utf-8")
     monkeypatch.setenv("DLO_COURSE", str(course))
-    monkeypatch.setenv("PYTHONPATH", str(SMALL.parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(SMALL.parents[2]), prepend=os.pathsep)
 
     command = [sys.executable, "-c", RUN, str(stored.parent), str(text.parent)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
