@@ -70,6 +70,13 @@ def passes_at_most(
         t.that(good, message, **_fields(message, run, rank, got, most, count, values))
 
 
+def passes_at_least(t: Trial, run: Run, least: int, message: str, **values: object) -> None:
+    """No rank passes less than ``least`` bytes, which are ``{want}`` of the message."""
+    for rank in range(run.world):
+        got, count = run.bytes(rank), len(run.calls(rank))
+        t.that(got >= least, message, **_fields(message, run, rank, got, least, count, values))
+
+
 def uses_what_arrives(t: Trial, run: Run, kind: Kind | None = None, rank: int = 0, call: int = -1) -> None:
     """The result of ``rank`` depends on what it receives in a call of ``kind``.
 

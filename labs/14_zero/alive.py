@@ -1,8 +1,8 @@
-"""The training state in this process: bytes of all parameters, their gradients and the optimisers' state; and a
-file that can hold the state of an optimiser.
+"""The training state in this process: bytes of all parameters, their gradients and the optimisers' state; and
+a file that can hold the state of an optimiser.
 
-It reads the objects that are alive, so the measured code needs no change. Memory that two tensors share counts
-once.
+It reads the objects that are alive, so the measured code needs no change. Memory that two tensors share
+counts once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ def state() -> dict[str, int]:
     parameters = [thing for thing in alive if issubclass(type(thing), nn.Parameter)]
     optimizers = [thing for thing in alive if issubclass(type(thing), torch.optim.Optimizer)]
     kept = [
-        value for optimizer in optimizers for entry in optimizer.state.values() for value in entry.values() if isinstance(value, Tensor)
+        value
+        for optimizer in optimizers
+        for entry in optimizer.state.values()
+        for value in entry.values()
+        if isinstance(value, Tensor)
     ]
     return {
         "weights": _bytes(parameters),

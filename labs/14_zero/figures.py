@@ -99,14 +99,20 @@ def budget(state: Mapping[int, Mapping[str, float]], ranks: int, limit: float) -
             look = {"color": COLOURS[part], "edgecolor": BACKGROUND, "label": name if row == 0 else None}
             ax.barh(row, held[name] / GIB, 0.62, left=left, **look)
             left += held[name] / GIB
-        box = {"facecolor": BACKGROUND, "edgecolor": "none", "pad": 1.5}  # the line of the GPU does not cross the number
+        box = {
+            "facecolor": BACKGROUND,
+            "edgecolor": "none",
+            "pad": 1.5,
+        }  # the line of the GPU does not cross the number
         ax.text(left + 0.6, row, f"{left:.1f} GiB", va="center", bbox=box, zorder=5)
     ax.axvline(limit / GIB, color=LIMIT, lw=1.5, label=f"a GPU of {limit / GIB:.0f} GiB")
     ax.set_yticks(range(len(state)), [NAMES[stage] for stage in state])
     ax.invert_yaxis()
     ax.set_xlim(0, 58)
     legend(ax, "above")
-    return finish(ax, None, xlabel=f"GiB of state on one of {ranks} rank{'s' if ranks > 1 else ''}, by your function")
+    return finish(
+        ax, None, xlabel=f"GiB of state on one of {ranks} rank{'s' if ranks > 1 else ''}, by your function"
+    )
 
 
 @styled
@@ -116,12 +122,14 @@ def offload(
     transfer: Mapping[str, float],
     update: Mapping[str, float],
 ) -> Figure:
-    """Seconds of computing for the tokens of a rank and step; of the transfer and of the update on the CPU."""
+    """Seconds of computing for a rank and step; of the transfer and of the update on the CPU."""
     (ax,) = panels(width=10, height=4.2)
     ax.plot(tokens, computing, "o-", color=BLUE, label="the GPU computes (calculated)")
     for (name, moved), style in zip(transfer.items(), list(METHODS.colours[1:4])):
         both = moved + update[name]
-        text = f"offload, {name}: transfer {moved:.2f} s (calculated)\n+ update {update[name]:.2f} s (measured)"
+        text = (
+            f"offload, {name}: transfer {moved:.2f} s (calculated)\n+ update {update[name]:.2f} s (measured)"
+        )
         ax.axhline(both, color=style, ls=("-", "--", "-.")[list(transfer).index(name)], lw=1.8, label=text)
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
@@ -139,7 +147,11 @@ def rest(reports: Mapping[str, MemoryReport]) -> Figure:
         left = 0.0
         for part in parts:
             size = peak.get(part, 0) / GIB
-            look = {"color": COLOURS[part], "edgecolor": BACKGROUND, "label": part.value if row == 0 else None}
+            look = {
+                "color": COLOURS[part],
+                "edgecolor": BACKGROUND,
+                "label": part.value if row == 0 else None,
+            }
             ax.barh(row, size, 0.6, left=left, **look)
             left += size
         ax.text(left, row, f" {left:.1f} GiB", va="center")

@@ -54,14 +54,16 @@ CARDS = ("v100-16", "v100-32", "a100-40", "a100-80")
 def last_step(trace: Trace, title: str) -> Figure:
     """Draw what follows the last barrier, in milliseconds from the barrier.
 
-    gloo reports the end of a reduction only to a process that waits for it. Of a reduction that is not waited for at once, only the
-    start is drawn.
+    gloo reports the end of a reduction only to a process that waits for it. Of a reduction that is not waited
+    for at once, only the start is drawn.
     """
     begin = max(event.waited_until or event.issued for event in trace.select(Kind.BARRIER))
     end = max(event.waited_until or event.issued for event in trace.events)
     length = end - begin
     drawn = list(_with_known_ends([event for event in trace.events if event.issued >= begin], 0.015 * length))
-    figure = plot(Picture(drawn, trace.spans, trace.seconds), f"one step: {title}", begin, end + 0.03 * length)
+    figure = plot(
+        Picture(drawn, trace.spans, trace.seconds), f"one step: {title}", begin, end + 0.03 * length
+    )
     axes = figure.axes[0]
     low, high = axes.get_xlim()
     ticks = [tick for tick in MaxNLocator(8).tick_values(0, high - low) if 0 <= tick <= high - low]
@@ -70,12 +72,19 @@ def last_step(trace: Trace, title: str) -> Figure:
 
 
 def _with_known_ends(events: Sequence[Event], short: float) -> Iterator[Event]:
-    """Give a reduction the length ``short`` if the process makes or awaits other calls before it waits for it."""
+    """Give a reduction the length ``short`` if the process makes or awaits other calls before it waits for
+    it."""
     for event in events:
         waited = event.waited_from
         others = [other for other in events if other.rank == event.rank and other is not event]
-        moments = [moment for other in others for moment in (other.issued, other.waited_from) if moment is not None]
-        if event.call.kind is Kind.REDUCE_SCATTER and waited is not None and any(event.issued < moment < waited for moment in moments):
+        moments = [
+            moment for other in others for moment in (other.issued, other.waited_from) if moment is not None
+        ]
+        if (
+            event.call.kind is Kind.REDUCE_SCATTER
+            and waited is not None
+            and any(event.issued < moment < waited for moment in moments)
+        ):
             event = replace(event, done=event.begun + short)
         yield event
 
@@ -135,7 +144,7 @@ def _bar(axes: Axes, row: float, begin: float, end: float, kind: str, k: int) ->
 
 @styled
 def policies(sent: Mapping[int, tuple[float, float]], peaks: Mapping[int, float], model: str) -> Figure:
-    """Draw bytes sent by policy, measured and predicted, and the peak of gathered weights of a large model."""
+    """Draw bytes sent by policy, measured and predicted, and the peak of weights of a large model."""
     left, right = panels(2, width=11.5, height=3.6)
     names = ["True", "a number", "False"]
     counted = [measured / KIB for measured, _ in sent.values()]
@@ -156,7 +165,8 @@ def policies(sent: Mapping[int, tuple[float, float]], peaks: Mapping[int, float]
 
 @styled
 def wrapping(cases: tuple[list[float], dict[str, list[float]], list[float]]) -> Figure:
-    """Draw the forward time over the blocks in a unit, relative to one block per unit, and the peak of gathered weights."""
+    """Draw the forward time over the blocks in a unit, relative to one block per unit, and the peak of
+    gathered weights."""
     counts, times, peaks = cases
     left, right = panels(2, width=11, height=4.4)
     one = counts.index(1)
@@ -211,7 +221,7 @@ def rounding(curves: Mapping[str, Sequence[float]], predicted: Predicted) -> Fig
 
 @styled
 def links(sent: Mapping[str, Mapping[str, float]], predicted: Predicted) -> Figure:
-    """Draw bytes inside and between nodes, by form. A prediction, in percent, is the border between the two."""
+    """Draw bytes inside and between nodes, by form. A prediction, in percent, is the border."""
     (axes,) = panels(width=9, height=2.6)
     for row, parts in enumerate(sent.values()):
         left = 0.0
@@ -220,7 +230,10 @@ def links(sent: Mapping[str, Mapping[str, float]], predicted: Predicted) -> Figu
             axes.barh(row, kib, 0.55, left=left, color=colour, edgecolor=BACKGROUND, label=label)
             axes.text(left + kib / 2, row, f"{kib:.0f}", ha="center", va="center", color=text_on(colour))
             left += kib
-    inside = {name: (1 - guess / 100) * sum(sent[name].values()) / KIB for name, guess in numbers(predicted, sent).items()}
+    inside = {
+        name: (1 - guess / 100) * sum(sent[name].values()) / KIB
+        for name, guess in numbers(predicted, sent).items()
+    }
     mark_predicted(axes, {name: row for row, name in enumerate(sent)}, inside, horizontal=True)
     axes.set_yticks(range(len(sent)), list(sent))
     axes.invert_yaxis()
@@ -229,8 +242,11 @@ def links(sent: Mapping[str, Mapping[str, float]], predicted: Predicted) -> Figu
 
 
 @styled
-def sweep_memory(measured: Mapping[str, Sequence[tuple[int, float]]], model: str, predicted: Predicted) -> Figure:
-    """Draw the peak memory over the batch, with the usable memory of cards, and predictions in GiB at the largest batches."""
+def sweep_memory(
+    measured: Mapping[str, Sequence[tuple[int, float]]], model: str, predicted: Predicted
+) -> Figure:
+    """Draw the peak memory over the batch, with the usable memory of cards, and predictions in GiB at the
+    largest batches."""
     (axes,) = panels(width=9.5, height=4.4)
     for (form, points), style in zip(measured.items(), METHODS):
         batches, peaks = zip(*points)
@@ -249,7 +265,7 @@ def sweep_memory(measured: Mapping[str, Sequence[tuple[int, float]]], model: str
 
 @styled
 def sweep_speed(measured: Mapping[str, Sequence[tuple[int, float]]], predicted: Predicted) -> Figure:
-    """Draw sequences per second over the batch, of the small model, and predictions at the largest batches."""
+    """Draw sequences per second of the small model by batch, and predictions at the largest ones."""
     (axes,) = panels(width=8, height=3.6)
     for (form, points), style in zip(measured.items(), METHODS):
         axes.plot(*zip(*points), **style.line(marked=True), label=FORMS[form])
@@ -265,7 +281,10 @@ def break_even(winners: Mapping[int, tuple[str, int] | None], runs: Mapping[str,
     (axes,) = panels(width=10, height=4)
     rates = {(form, batch): batch / seconds for form, points in runs.items() for batch, _, seconds in points}
     styles = dict(zip(runs, METHODS))
-    spans = [(chosen, [limit for limit, _ in group]) for chosen, group in groupby(winners.items(), lambda item: item[1])]
+    spans = [
+        (chosen, [limit for limit, _ in group])
+        for chosen, group in groupby(winners.items(), lambda item: item[1])
+    ]
     ends = [limits[0] for _, limits in spans[1:]] + [max(winners)]
     labelled: set[str] = set()
     for (chosen, limits), end in zip(spans, ends):

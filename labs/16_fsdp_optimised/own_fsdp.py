@@ -1,8 +1,10 @@
-"""The FSDP of lab 15, without its hooks, for this lab: units, their packed rows, and the average of their gradients.
+"""The FSDP of lab 15, without its hooks, for this lab: units, their packed rows, and the average of their
+gradients.
 
-To read: ``Unit``, ``unshard`` to ``wait_reduce``, and ``Simple``. The rows and the making of units are those of lab 15.
-You may replace any function by the one that you wrote: names and meaning are those of lab 15. New here: ``Unit.message``, ``Unit.reducing``,
-``start_reduce`` and ``wait_reduce``, which split the reduction into its start and its end.
+To read: ``Unit``, ``unshard`` to ``wait_reduce``, and ``Simple``. The rows and the making of units are those
+of lab 15. You may replace any function by the one that you wrote: names and meaning are those of lab 15. New
+here: ``Unit.message``, ``Unit.reducing``, ``start_reduce`` and ``wait_reduce``, which split the reduction
+into its start and its end.
 """
 
 from __future__ import annotations
@@ -22,13 +24,19 @@ class Unit:
     """Parameters that are gathered, freed and reduced together."""
 
     module: nn.Module  # its forward and backward need them
-    places: list[list[tuple[nn.Module, str]]]  # of each parameter, as module and attribute: tied ones have several
+    places: list[
+        list[tuple[nn.Module, str]]
+    ]  # of each parameter, as module and attribute: tied ones have several
     row: Tensor  # (S,): this rank's part, packed and padded
     shards: list[nn.Parameter]  # its parts, views of row: for the optimiser
     wholes: list[nn.Parameter]  # for the module: always the same tensors, without memory while freed
     is_whole: bool = False
-    message: tuple[Tensor, Any] | None = None  # an all-gather in transit: its buffer (world, S), and its handle
-    reducing: tuple[Tensor, Any] | None = None  # a reduce-scatter in transit: this rank's row of the sum, and its handle
+    message: tuple[Tensor, Any] | None = (
+        None  # an all-gather in transit: its buffer (world, S), and its handle
+    )
+    reducing: tuple[Tensor, Any] | None = (
+        None  # a reduce-scatter in transit: this rank's row of the sum, and its handle
+    )
 
 
 # -- rows
@@ -97,7 +105,8 @@ def make_unit(module: nn.Module, places: list[list[tuple[nn.Module, str]]]) -> U
 
 
 def make_units(model: nn.Module, kind: type[nn.Module]) -> tuple[Unit | None, list[Unit]]:
-    """Return the root (what is outside the blocks, None if there is nothing), and one unit for each block of this kind."""
+    """Return the root (what is outside the blocks, None if there is nothing), and one unit for each block of
+    this kind."""
     blocks = [module for module in model.modules() if isinstance(module, kind)]
     places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
@@ -108,9 +117,13 @@ def make_units(model: nn.Module, kind: type[nn.Module]) -> tuple[Unit | None, li
     of_block: list[list[list[tuple[nn.Module, str]]]] = [[] for _ in blocks]
     root = []
     for held in places.values():
-        own = [found for modules, found in zip(inside, of_block) if all(module in modules for module, _ in held)]
+        own = [
+            found for modules, found in zip(inside, of_block) if all(module in modules for module, _ in held)
+        ]
         (own[0] if own else root).append(held)
-    return make_unit(model, root) if root else None, [make_unit(block, held) for block, held in zip(blocks, of_block)]
+    return make_unit(model, root) if root else None, [
+        make_unit(block, held) for block, held in zip(blocks, of_block)
+    ]
 
 
 # -- the simple form: every message is waited for at once
@@ -158,7 +171,10 @@ def wait_reduce(unit: Unit) -> None:
     unit.reducing = None
     message.wait()
     row = row / dist.get_world_size()
-    for shard, part in zip(unit.shards, shard_views(row, [whole.shape for whole in unit.wholes], dist.get_rank(), dist.get_world_size())):
+    for shard, part in zip(
+        unit.shards,
+        shard_views(row, [whole.shape for whole in unit.wholes], dist.get_rank(), dist.get_world_size()),
+    ):
         shard.grad = part if shard.grad is None else shard.grad + part
 
 
@@ -166,9 +182,9 @@ def wait_reduce(unit: Unit) -> None:
 
 
 def add_hooks(model: nn.Module, root: Unit | None, units: list[Unit], moments: Any) -> None:
-    """Call ``moments.before_forward(units, k)``, ``after_forward``, ``before_backward``, ``after_backward`` for each block k,
-    and ``end_of_backward(units)``. The root is whole from the beginning of forward to the end of backward.
-    """
+    """Call ``moments.before_forward(units, k)``, ``after_forward``, ``before_backward``, ``after_backward``
+    for each block k, and ``end_of_backward(units)``. The root is whole from the beginning of forward to the
+    end of backward."""
 
     def hook_block(k: int, unit: Unit) -> None:
         def pre(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -192,12 +208,16 @@ def add_hooks(model: nn.Module, root: Unit | None, units: list[Unit], moments: A
         if root is not None:
             unshard(root)
         if args[0].is_floating_point() and not args[0].requires_grad:
-            return args[0].detach().requires_grad_(torch.is_grad_enabled()), *args[1:]  # so that the first block has a hook after backward
+            return args[0].detach().requires_grad_(torch.is_grad_enabled()), *args[
+                1:
+            ]  # so that the first block has a hook after backward
         return None
 
     def end(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         if output.requires_grad:
-            output.register_hook(lambda grad: torch.autograd.Variable._execution_engine.queue_callback(end_of_backward))
+            output.register_hook(
+                lambda grad: torch.autograd.Variable._execution_engine.queue_callback(end_of_backward)
+            )
 
     def end_of_backward() -> None:
         if root is not None:
@@ -214,7 +234,8 @@ def add_hooks(model: nn.Module, root: Unit | None, units: list[Unit], moments: A
 
 
 class Simple:
-    """The moments of lab 15: each block is gathered before it computes, freed after it, and its gradient is waited for."""
+    """The moments of lab 15: each block is gathered before it computes, freed after it, and its gradient is
+    waited for."""
 
     @staticmethod
     def before_forward(units: list[Unit], k: int) -> None:

@@ -1,7 +1,9 @@
 """The measurements of this lab, and its sweep as one job array on a cluster.
 
-    cluster.submit("sweep.py", {"model": ...}, gpus=8, sweep={"row": range(14)})         one row per element, on the GPUs of a node
-    torchrun --standalone --nproc-per-node=2 sweep.py --row 4 --model tiny               one row on this machine
+    cluster.submit("sweep.py", {"model": ...}, gpus=8, sweep={"row": range(14)})         one row per element,
+        on the GPUs of a node
+    torchrun --standalone --nproc-per-node=2 sweep.py --row 4 --model tiny               one row on this
+        machine
 
 A row prints one line of JSON: form, batch, peak bytes, seconds per step; ``table`` reads them.
 """
@@ -66,7 +68,8 @@ Sharding = Callable[[nn.Module, type[nn.Module]], None]
 
 
 class _OnTheDevice(torch.autograd.Function):
-    """Waits as long as a GPU would compute. The cores are free meanwhile, as beside a GPU, so messages can move."""
+    """Waits as long as a GPU would compute. The cores are free meanwhile, as beside a GPU, so messages can
+    move."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -130,7 +133,8 @@ def tensors_at_peak(shard: Sharding) -> int:
 
 
 def asked_ahead(trace: Trace) -> tuple[int, int]:
-    """Count the gathers of rank 0 in the last step, and those that start before the process waits for another message or reduces."""
+    """Count the gathers of rank 0 in the last step, and those that start before the process waits for another
+    message or reduces."""
     events, _ = _last_step(trace, 0)
     gathers = [event for event in events if event.call.kind is Kind.ALL_GATHER]
 
@@ -138,7 +142,9 @@ def asked_ahead(trace: Trace) -> tuple[int, int]:
         others = [event for event in events if event is not gather]
         moments = [event.waited_from for event in others if event.waited_from is not None]
         moments += [event.issued for event in others if event.call.kind is not Kind.ALL_GATHER]
-        return gather.waited_from is not None and any(gather.issued < moment < gather.waited_from for moment in moments)
+        return gather.waited_from is not None and any(
+            gather.issued < moment < gather.waited_from for moment in moments
+        )
 
     return len(gathers), sum(early(gather) for gather in gathers)
 
@@ -149,7 +155,8 @@ def sent_in_a_step(trace: Trace, kind: Kind) -> int:
 
 
 def _last_step(trace: Trace, rank: int) -> tuple[list[Any], float]:
-    """Return the events of a rank after its last barrier, and the seconds from the barrier to the end of the last one."""
+    """Return the events of a rank after its last barrier, and the seconds from the barrier to the end of the
+    last one."""
     begin = max(event.waited_until or event.issued for event in trace.select(Kind.BARRIER, rank))
     events = [event for event in trace.select(rank=rank) if event.issued >= begin]
     return events, max(event.waited_until or event.issued for event in events) - begin
@@ -168,7 +175,9 @@ def least_seconds(trace: Trace) -> float:
         ends = [event.waited_until or event.issued for event in trace.select(rank=rank)]
         spans = zip(begins, [*begins[1:], float("inf")])
         # A barrier ends where the next step begins, so that it is not in the step before.
-        found.append([max(end for end in ends if begin < end < following) - begin for begin, following in spans])
+        found.append(
+            [max(end for end in ends if begin < end < following) - begin for begin, following in spans]
+        )
     return min(map(max, list(zip(*found))[1:]))
 
 
@@ -187,7 +196,9 @@ def waiting(trace: Trace) -> float:
 class _Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(LIBRARY_WIDTH, LIBRARY_WIDTH, bias=False) for _ in range(LIBRARY_LAYERS))
+        self.layers = nn.ModuleList(
+            nn.Linear(LIBRARY_WIDTH, LIBRARY_WIDTH, bias=False) for _ in range(LIBRARY_LAYERS)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -203,7 +214,9 @@ def library_units() -> list[int]:
 def library_step(keep: int) -> None:
     """Run forward and backward; ``keep`` ranks share a unit in between."""
     policy = {dist.get_world_size(): True, 1: False}.get(keep, keep)
-    FSDP(_Layers(), reshard_after_forward=policy, transport=CollectiveTransport())(torch.randn(4, LIBRARY_WIDTH)).sum().backward()
+    FSDP(_Layers(), reshard_after_forward=policy, transport=CollectiveTransport())(
+        torch.randn(4, LIBRARY_WIDTH)
+    ).sum().backward()
 
 
 def hybrid_step(size: int) -> None:
@@ -221,7 +234,8 @@ def llama_step(checkpointing: bool) -> None:
 
 
 def links(trace: Trace, per_node: int) -> dict[str, float]:
-    """Return the bytes that stay in a node and that leave it, mean per rank; in a ring a rank sends to the next."""
+    """Return the bytes that stay in a node and that leave it, mean per rank; in a ring a rank sends to the
+    next."""
     sent = {"inside a node": 0.0, "between nodes": 0.0}
     for event in trace.events:
         if event.call.kind in MESSAGES:
@@ -234,13 +248,19 @@ def links(trace: Trace, per_node: int) -> dict[str, float]:
 
 
 def graphs_under_fsdp(compile_blocks: Callable[..., None]) -> tuple[list[int], list[int]]:
-    """Return the operations of each graph of a small Llama in lab 15's FSDP, compiled as a whole and block by block."""
+    """Return the operations of each graph of a small Llama in lab 15's FSDP, compiled as a whole and block by
+    block."""
     warnings.simplefilter("ignore")  # dynamo warns of each graph break
     tokens = torch.randint(0, LLAMA.vocab_size, (1, 32))
     counts: list[int] = []
 
     def backend(graph_module: Any, example_inputs: Any) -> Any:
-        counts.append(sum(node.op in ("call_function", "call_method", "call_module") for node in graph_module.graph.nodes))
+        counts.append(
+            sum(
+                node.op in ("call_function", "call_method", "call_module")
+                for node in graph_module.graph.nodes
+            )
+        )
         return graph_module.forward
 
     llama = Llama(LLAMA)
@@ -266,7 +286,8 @@ def block_bytes(model: str) -> list[int]:
 def wrapping_cases(
     model: str, forward_time: Callable[..., float], gather_cost: Callable[..., tuple[float, float]]
 ) -> tuple[list[float], dict[str, list[float]], list[float]]:
-    """Return blocks in a unit (1/7: one matrix), milliseconds of a forward pass, and peak GiB of weights; 64 ranks."""
+    """Return blocks in a unit (1/7: one matrix), milliseconds of a forward pass, and peak GiB of weights; 64
+    ranks."""
     sizes, world = block_bytes(model), 64
     units: dict[float, list[int]] = {1 / 7: [size // 7 for size in sizes for _ in range(7)]}
     for count in range(1, len(sizes) + 1):
@@ -274,19 +295,28 @@ def wrapping_cases(
             units[count] = [sum(sizes[first : first + count]) for first in range(0, len(sizes), count)]
     counts = list(units)
     times: dict[str, list[float]] = {}
-    # A start of 5 microseconds for each of the N - 1 steps of a ring; the slowest link of the ring sets its pace.
+    # A start of 5 microseconds for each of the N - 1 steps of a ring; the slowest link of the ring sets its
+    # pace.
     for link, bandwidth in (("25 GB/s per rank", 25e9), ("200 GB/s per rank", 200e9)):
         for tokens in (2048, 16384):
-            seconds = tokens / (0.4 * 312e12)  # for a parameter in bf16: 2 bytes, 2 operations, at 40 % of an A100's peak
+            seconds = tokens / (
+                0.4 * 312e12
+            )  # for a parameter in bf16: 2 bytes, 2 operations, at 40 % of an A100's peak
             times[f"{link}, {tokens} tokens"] = [
-                1e3 * forward_time([(size, size * seconds) for size in units[count]], 5e-6 * (world - 1), (world - 1) / world / bandwidth)
+                1e3
+                * forward_time(
+                    [(size, size * seconds) for size in units[count]],
+                    5e-6 * (world - 1),
+                    (world - 1) / world / bandwidth,
+                )
                 for count in counts
             ]
     return counts, times, [gather_cost(units[count], world, world)[0] / 2**30 for count in counts]
 
 
 def flops(wrapper: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]) -> int:
-    """Return the matrix-product FLOPs of forward and backward through three Llama blocks, called by ``wrapper``."""
+    """Return the matrix-product FLOPs of forward and backward through three Llama blocks, called by
+    ``wrapper``."""
     from torch.utils.flop_counter import FlopCounterMode
 
     x = torch.randn(1, 64, LLAMA.hidden, requires_grad=True)
@@ -306,7 +336,11 @@ def tiny_updates(host_optimizer: Callable[..., Any], steps: int = 60) -> dict[st
     def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=1e-3)
 
-    kinds = {"bf16": (torch.bfloat16, sgd), "fp32": (torch.float32, sgd), "bf16, master on the host": (torch.bfloat16, None)}
+    kinds = {
+        "bf16": (torch.bfloat16, sgd),
+        "fp32": (torch.float32, sgd),
+        "bf16, master on the host": (torch.bfloat16, None),
+    }
     curves = {}
     for name, (dtype, make) in kinds.items():
         weight = nn.Parameter(torch.ones(1, dtype=dtype))
@@ -330,16 +364,24 @@ def some(batches: Sequence[int], points: int) -> tuple[int, ...]:
 
 
 @functools.cache
-def measured(model: str | LlamaConfig, form: str, batch: int, seq: int = SEQ, world_size: int = WORLD) -> MemoryReport:
+def measured(
+    model: str | LlamaConfig, form: str, batch: int, seq: int = SEQ, world_size: int = WORLD
+) -> MemoryReport:
     """Measure a training step on fake tensors, of one rank."""
     parallel = "ddp" if form == "ddp" else "fsdp"
-    return measure_memory(model, batch, seq, parallel=parallel, world_size=world_size, checkpointing=form == CHECKPOINTED)
+    return measure_memory(
+        model, batch, seq, parallel=parallel, world_size=world_size, checkpointing=form == CHECKPOINTED
+    )
 
 
 def memory(model: str, points: int) -> dict[str, list[tuple[int, float]]]:
-    """Return batch and peak bytes of one of 8 ranks, for about ``points`` batches of each form, always with the first and the last."""
+    """Return batch and peak bytes of one of 8 ranks, for about ``points`` batches of each form, always with
+    the first and the last."""
     forms = ("ddp", "fsdp", CHECKPOINTED)
-    return {form: [(batch, measured(model, form, batch).peak_bytes) for batch in some(BATCHES[form], points)] for form in forms}
+    return {
+        form: [(batch, measured(model, form, batch).peak_bytes) for batch in some(BATCHES[form], points)]
+        for form in forms
+    }
 
 
 # -- the sweep: time, on ranks
@@ -378,7 +420,9 @@ def timed(
     for _ in range(steps + 1):
         dist.barrier()
         begin = clock()
-        train_step(model, optimizer, [(tokens[:, :-1], tokens[:, 1:])], precision=precision, group=dist.group.WORLD)
+        train_step(
+            model, optimizer, [(tokens[:, :-1], tokens[:, 1:])], precision=precision, group=dist.group.WORLD
+        )
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(clock() - begin)
@@ -401,7 +445,10 @@ def measure(form: str, batches: tuple[int, ...]) -> list[tuple[int, float]]:
 def small_runs(seconds: dict[str, list[tuple[int, float]]], world_size: int = 2) -> dict[str, list[Point]]:
     """Add the peak of each run of the small model, measured on fake tensors."""
     return {
-        form: [(batch, measured(SMALL_MODEL, form, batch, SMALL_SEQ, world_size).peak_bytes, time) for batch, time in found]
+        form: [
+            (batch, measured(SMALL_MODEL, form, batch, SMALL_SEQ, world_size).peak_bytes, time)
+            for batch, time in found
+        ]
         for form, found in seconds.items()
     }
 
@@ -419,7 +466,8 @@ def table(job: Job) -> list[str]:
     for element in range(job.elements):
         said = [json.loads(line) for line in job.logs(element).splitlines() if line.startswith("{")]
         lines += [
-            f"{row['form']:>14}  batch {row['batch']:>2} on {row['ranks']} ranks: {row['peak_bytes'] / 2**30:.2f} GiB, {row['seconds']:.2f} s per step, "
+            f"{row['form']:>14}  batch {row['batch']:>2} on {row['ranks']} ranks: "
+            f"{row['peak_bytes'] / 2**30:.2f} GiB, {row['seconds']:.2f} s per step, "
             f"{row['sequences_per_second']:.1f} sequences/s"
             for row in said
         ]
@@ -428,7 +476,9 @@ def table(job: Job) -> list[str]:
 
 def main() -> None:
     """Run one row of the sweep, on the ranks that torchrun or srun has started."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--row", type=int, default=0, choices=range(len(ROWS)))
     parser.add_argument("--model", default="llama-3.2-3b")
     chosen = parser.parse_args()

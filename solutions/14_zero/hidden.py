@@ -47,7 +47,8 @@ def check_empty_pieces(student, t):
 ANSWERS = {
     "q1": Answer(
         "c",
-        "stage 3 gathers the weights twice: 3 B f against DDP's 2 B f; stage 2 only runs the step between the two halves",
+        "stage 3 gathers the weights twice: 3 B f against DDP's 2 B f; stage 2 only runs the step between "
+        "the two halves",
     ),
     "q2": Answer("a", "4 + 12 / 8 bytes"),
     "q3": Answer("d", "squares of pieces add up, and the sum over all ranks is one all-reduce of one number"),

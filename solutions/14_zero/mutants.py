@@ -173,7 +173,7 @@ MUTANTS = [
     Mutant(
         "No tensor has fewer numbers than there are ranks",
         "check_few_numbers",
-        says="cut off all padding",
+        says="cut off the padding",
         replace={
             "return padded[: torch.Size(shape).numel()].view(shape)": """
             numel = max(torch.Size(shape).numel(), dist.get_world_size())
@@ -219,7 +219,7 @@ MUTANTS = [
     Mutant(
         "The averages are divided by the number of ranks again, which AdamW hides",
         "check_other_optimizer",
-        says="divides them by the number of ranks a second time",
+        says="divides them by the ranks a second time",
         replace={
             "else piece_of(parameter.grad, self.rank, self.world)": "else piece_of(parameter.grad / self.world, self.rank, self.world)",
         },
@@ -240,7 +240,7 @@ MUTANTS = [
     Mutant(
         "The gradients of the pieces are all-reduced, although each rank has another piece",
         "check_same_update",
-        says="The gradients of different pieces were added",
+        says="Gradients of different pieces were added",
         question="stage1",
         also=EVERY_UPDATE,
         replace={
@@ -285,7 +285,7 @@ MUTANTS = [
     Mutant(
         "The pieces are no leaves",
         "check_same_update",
-        says="make each piece an nn.Parameter",
+        says="write nn.Parameter(piece_of(...))",
         also=EVERY_UPDATE,
         replace={
             "self.optimizer = make_optimizer(self.pieces)": """
@@ -303,7 +303,7 @@ MUTANTS = [
     Mutant(
         "The optimiser is always AdamW",
         "check_other_optimizer",
-        says="use the optimiser that make_optimizer returns",
+        says="use what make_optimizer returns",
         replace={
             "self.optimizer = make_optimizer(self.pieces)": """
             asked = make_optimizer(self.pieces)
@@ -350,7 +350,7 @@ MUTANTS = [
     Mutant(
         "Small parameters are updated on every rank and not sent",
         "check_updates_travel",
-        says="computes updates that belong to others",
+        says="computes updates of others",
         also=("check_one_optimizer",),
         answer="""
         class ShardedOptimizer:
@@ -476,7 +476,7 @@ MUTANTS = [
     Mutant(
         "From the fourth step on each piece is sent twice",
         "check_updates_travel",
-        says="all-gathers of the pieces have",
+        says="all-gathers of pieces have",
         replace={
             "self.optimizer = make_optimizer(self.pieces)": "self.optimizer, self.count = make_optimizer(self.pieces), 0",
             "parameter.data.copy_(whole(piece.data, parameter.shape))": """
@@ -655,7 +655,7 @@ MUTANTS = [
     Mutant(
         "The squares are added on rank 0, which sends the sum",
         "check_one_number",
-        says="makes 2 calls",
+        says="in 2 calls",
         replace={
             "dist.all_reduce(squares)": """
             dist.reduce(squares, 0)
@@ -690,7 +690,7 @@ MUTANTS = [
     Mutant(
         "The squares are averaged over the ranks",
         "check_norm",
-        says="The squares were averaged over the ranks",
+        says="The squares were averaged",
         also=("check_one_number", "check_empty_pieces"),
         replace={"return squares.sqrt()": "return (squares / dist.get_world_size()).sqrt()"},
     ),
@@ -990,7 +990,7 @@ MUTANTS = [
     Mutant(
         "The gradient of the first pass is returned again",
         "check_passes_add_up",
-        says="times the gradient of the first one",
+        says="times the first gradient",
         replace={
             "return own, None": """
             if ctx.size > 1000:
@@ -1059,7 +1059,7 @@ MUTANTS = [
     Mutant(
         "backward writes into .grad itself, so the second pass takes the place of the first",
         "check_passes_add_up",
-        says="return it from backward, and autograd adds it",
+        says="return it, and autograd adds it",
         replace={
             "ctx.size = piece.numel()": "ctx.size, ctx.piece = piece.numel(), piece",
             "return own, None": """
@@ -1134,7 +1134,7 @@ MUTANTS = [
     Mutant(
         "The pieces are always in bf16",
         "check_offloaded",
-        says="in torch.float16",
+        says="rounded to 16 bits",
         replace={"piece.data.copy_(master.data)": "piece.data.copy_(master.data.bfloat16())"},
     ),
     Mutant(

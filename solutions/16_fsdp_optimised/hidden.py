@@ -22,7 +22,8 @@ def check_few_units(student, t):
             good = all(abs(mine - right) <= 1e-6 * right + 1e-6 for mine, right in zip(got, want))
             t.that(
                 bool(good),
-                "With one or two units, the peak or the bytes are wrong: the last unit is never gathered again.",
+                "With one or two units, the peak or the bytes are wrong: the last unit is never gathered "
+                "again.",
             )
 
 
@@ -64,6 +65,7 @@ ANSWERS = {
     ),
     "q5": Answer(
         "b",
-        "8 ms for the first gather, then 19 times the longer one of gather and forward, then 5 ms: 8 + 19 * 8 + 5",
+        "8 ms for the first gather, then 19 times the longer one of gather and forward, then 5 ms: 8 + 19 * "
+        "8 + 5",
     ),
 }

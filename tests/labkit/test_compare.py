@@ -13,7 +13,7 @@ from dlo_lib.grading.checks.contract import Run, Trial, Wrong
 from dlo_lib.labkit.compare import entry, every_rank, near, same, wrong_if
 from dlo_lib.labkit.memory import MIB, holds_at_most
 from dlo_lib.labkit.order import comes_before, first_difference
-from dlo_lib.labkit.traffic import kinds_of, passes_at_most, passes_exactly, passes_only
+from dlo_lib.labkit.traffic import kinds_of, passes_at_least, passes_at_most, passes_exactly, passes_only
 
 ONE = torch.ones(3)
 
@@ -115,6 +115,9 @@ def test_traffic_is_compared_on_every_rank() -> None:
         passes_exactly(t, TWO, 8, "rank {rank} passed {got} bytes in {count} calls, {want} are enough")
     with pytest.raises(Wrong, match="rank 0 passed 12"):
         passes_at_most(t, TWO, 8, "rank {rank} passed {got}")
+    passes_at_least(t, TWO, 8, "no")
+    with pytest.raises(Wrong, match="rank 1 passed 8 bytes in 3 steps"):
+        passes_at_least(t, TWO, 12, "rank {rank} passed {got} bytes in {steps} steps", steps=3)
     with pytest.raises(Wrong, match="rank 0 also calls broadcast"):
         passes_only(t, TWO, [Kind.ALL_REDUCE], "rank {rank} also calls {kinds}")
 

@@ -23,7 +23,8 @@ def made_whole(student, rank, world, piece, shape):
 
 @scenario
 def one_piece(student, rank, world, value, numel):
-    """Some numbers of a piece of a large constant tensor that is deleted. The tensor is created here because it is large."""
+    """Some numbers of a piece of a large constant tensor that is deleted. The tensor is created here because
+    it is large."""
     piece = student.piece_of(torch.full((numel,), value), rank, world)
     mark("the tensor is gone")
     return piece[:: numel // 64].clone()
@@ -31,8 +32,8 @@ def one_piece(student, rank, world, value, numel):
 
 @scenario
 def optimised(student, rank, world, weights, steps, name, options, late=-1):
-    """Parameters after ``steps``, each a list of gradients, None where there is none; and the memory that they had before. The rank ``late``
-    begins the last step later than the others."""
+    """Parameters after ``steps``, each a list of gradients, None where there is none; and the memory that
+    they had before. The rank ``late`` begins the last step later than the others."""
     import time
 
     parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
@@ -52,8 +53,8 @@ def optimised(student, rank, world, weights, steps, name, options, late=-1):
 
 @scenario
 def optimisers_made(student, rank, world, weights, steps, name, options):
-    """What ``make_optimizer`` was called with: by call, the shape and dtype of each, None where it is no ``nn.Parameter``; and the parameters
-    after the steps."""
+    """What ``make_optimizer`` was called with: by call, the shape and dtype of each, None where it is no
+    ``nn.Parameter``; and the parameters after the steps."""
     calls = []
 
     def make_optimizer(held):
@@ -73,11 +74,13 @@ def optimisers_made(student, rank, world, weights, steps, name, options):
 
 @scenario
 def with_large_state(student, rank, world, seed, numel):
-    """A step of AdamW with three moments for one large parameter for each rank; some of their numbers. Weights and gradients are created
-    here because they are large."""
+    """A step of AdamW with three moments for one large parameter for each rank; some of their numbers.
+    Weights and gradients are created here because they are large."""
     random = torch.Generator().manual_seed(seed)
     parameters = [torch.nn.Parameter(torch.rand(numel // world, generator=random)) for _ in range(world)]
-    optimizer = student.ShardedOptimizer(parameters, lambda held: torch.optim.AdamW(held, lr=0.05, amsgrad=True, foreach=False))
+    optimizer = student.ShardedOptimizer(
+        parameters, lambda held: torch.optim.AdamW(held, lr=0.05, amsgrad=True, foreach=False)
+    )
     for parameter in parameters:
         parameter.grad = torch.rand(numel // world, generator=random).sub_(0.5)
     optimizer.step()
@@ -95,8 +98,9 @@ def norms(student, rank, world, grads):
 
 @scenario
 def sharded_gradients(student, rank, world, weights, batches, marked=False, late=-1):
-    """Gradients of the pieces after backward of each batch, and which parameters still have a gradient. A weight of one dimension is a bias.
-    ``marked``: a barrier before the gradient of the first weight. The rank ``late`` begins the last backward later than the others."""
+    """Gradients of the pieces after backward of each batch, and which parameters still have a gradient. A
+    weight of one dimension is a bias. ``marked``: a barrier before the gradient of the first weight. The rank
+    ``late`` begins the last backward later than the others."""
     import time
 
     module = torch.nn.ParameterList([torch.nn.Parameter(weight.clone()) for weight in weights])
@@ -117,11 +121,14 @@ def sharded_gradients(student, rank, world, weights, batches, marked=False, late
 
 @scenario
 def large_gradients(student, rank, world, seed, rows, width):
-    """Memory before the last gradient and after backward of four large layers; sums of the gradients of the pieces, None where there is
-    none."""
+    """Memory before the last gradient and after backward of four large layers; sums of the gradients of the
+    pieces, None where there is none."""
     random = torch.Generator().manual_seed(seed)
     module = torch.nn.ParameterList(
-        [torch.nn.Parameter(3.5 * (torch.rand(width, width, generator=random) - 0.5) / width**0.5) for _ in range(4)]
+        [
+            torch.nn.Parameter(3.5 * (torch.rand(width, width, generator=random) - 0.5) / width**0.5)
+            for _ in range(4)
+        ]
     )
     pieces = [torch.nn.Parameter(student.piece_of(weight, rank, world)) for weight in module]
     student.shard_gradients(module, pieces)
@@ -136,7 +143,8 @@ def large_gradients(student, rank, world, seed, rows, width):
 
 @scenario
 def gathered(student, rank, world, value, grad):
-    """``Gather`` of this rank's piece of ``value``, and the gradient of the piece if that of the whole is ``grad``."""
+    """``Gather`` of this rank's piece of ``value``, and the gradient of the piece if that of the whole is
+    ``grad``."""
     piece = torch.nn.Parameter(student.piece_of(value, rank, world))
     whole = student.Gather.apply(piece, tuple(value.shape))
     if whole.shape == grad.shape:
@@ -146,8 +154,8 @@ def gathered(student, rank, world, value, grad):
 
 @scenario
 def linear(student, rank, world, weight, xs, grads, later=()):
-    """A pass for each of ``xs``, with the gradients of the outputs: outputs, gradients of the inputs, and that of this rank's piece. ``later``
-    is added to the weight after each pass."""
+    """A pass for each of ``xs``, with the gradients of the outputs: outputs, gradients of the inputs, and
+    that of this rank's piece. ``later`` is added to the weight after each pass."""
     piece = torch.nn.Parameter(student.piece_of(weight, rank, world))
     outs, of_xs = [], []
     for number, (x, grad) in enumerate(zip(xs, grads)):
@@ -163,7 +171,8 @@ def linear(student, rank, world, weight, xs, grads, later=()):
 
 @scenario
 def large_linear(student, rank, world, seed, width):
-    """Memory after forward of three large layers of which this rank has pieces, in the middle of backward, and after it."""
+    """Memory after forward of three large layers of which this rank has pieces, in the middle of backward,
+    and after it."""
     random = torch.Generator().manual_seed(seed)
     weights = (3.5 * (torch.rand(width, width, generator=random) - 0.5) / width**0.5 for _ in range(3))
     pieces = [torch.nn.Parameter(student.piece_of(weight, rank, world)) for weight in weights]
@@ -180,8 +189,9 @@ def large_linear(student, rank, world, seed, width):
 
 @scenario
 def offloaded(student, rank, world, values, steps, name, options):
-    """After ``steps``, each a list of gradients: the pieces, the memory that they had before, the masters, which of pieces and masters
-    still have a gradient, and for each optimiser that was made, which of its masters are an ``nn.Parameter``."""
+    """After ``steps``, each a list of gradients: the pieces, the memory that they had before, the masters,
+    which of pieces and masters still have a gradient, and for each optimiser that was made, which of its
+    masters are an ``nn.Parameter``."""
     pieces = [torch.nn.Parameter(value.clone()) for value in values]
     memory, masters, made = [piece.data.view(-1) for piece in pieces], [], []
 

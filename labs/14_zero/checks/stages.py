@@ -10,40 +10,21 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, check
-from dlo_lib.labkit.compare import every_rank, explained, near, wrong_if
+from dlo_lib.labkit.compare import every_rank, explained, near, same, wrong_if
 from dlo_lib.labkit.memory import MIB, holds_at_most
-from dlo_lib.labkit.traffic import kinds_of, passes_at_most, passes_exactly, passes_only, uses_what_arrives
+from dlo_lib.labkit.traffic import (
+    kinds_of,
+    passes_at_least,
+    passes_at_most,
+    passes_exactly,
+    passes_only,
+    uses_what_arrives,
+)
 
-from .scenarios import (
-    gathered,
-    large_gradients,
-    large_linear,
-    linear,
-    norms,
-    offloaded,
-    optimised,
-    optimisers_made,
-    sharded_gradients,
-    with_large_state,
-)
+from . import scenarios, twins
+from .scenarios import norms
 from .state import NOTHING, ROOM
-from .twins import (
-    ADAMW,
-    large_output,
-    large_state,
-    linear_case,
-    norm_case,
-    of_weight,
-    offload_case,
-    pieces_added,
-    read_back,
-    shapes_of_parameters,
-    steps_case,
-    sums_of_gradients,
-    unsharded,
-    whole_gradients,
-    without_memory,
-)
+from .twins import ADAMW
 
 
 def cut(tensor: Tensor, rank: int, like: Tensor) -> Tensor:
@@ -53,33 +34,46 @@ def cut(tensor: Tensor, rank: int, like: Tensor) -> Tensor:
     return flat[rank * size : (rank + 1) * size]
 
 
-AVERAGE = "These are the gradients of all ranks, summed instead of averaged: divide by the number of ranks, once."
+AVERAGE = "The gradients of all ranks are summed instead of averaged: divide by the number of ranks, once."
 TWICE = "These are the averages, divided by the number of ranks a second time: divide the gradient only once."
-OWN = "Each rank has the piece of its gradient only: add the gradients of the other ranks, with a reduce-scatter."
+OWN = "Each rank has the piece of its gradient only: add those of the other ranks, with a reduce-scatter."
 
 # -- the optimiser's state
 
-SHAPES = "copy_ needs two tensors of the same shape: whole(piece.data, parameter.shape) goes into parameter.data"
+SHAPES = "copy_ needs two tensors of one shape: whole(piece.data, parameter.shape) goes into parameter.data"
 COPIED = {
-    "leaf Variable that requires grad": "autograd refuses to change a parameter in place: write parameter.data.copy_(...)",
+    "leaf Variable that requires grad": (
+        "autograd refuses a change in place: write parameter.data.copy_(...)"
+    ),
     "must match the size": SHAPES,
     "match the broadcast shape": SHAPES,
-    "can't optimize a non-leaf": "the optimiser needs leaves: make each piece an nn.Parameter, nn.Parameter(piece_of(...))",
-    "'NoneType' object has no attribute": "the .grad of a parameter is None in a step: give its piece None, and cut only what is not None",
+    "can't optimize a non-leaf": ("the optimiser needs leaves: write nn.Parameter(piece_of(...))"),
+    "'NoneType' object has no attribute": (
+        "the .grad of a parameter is None in a step: give its piece None, and cut only what is not None"
+    ),
 }
-ONE_BEFORE = "The parameters are those of one step before: run the optimiser's step before the pieces are sent."
-FORGOTTEN = "Each step begins without the moments of the steps before: make the optimiser once, in __init__, and not in each step."
-MIXED = "The gradients of different pieces were added: each rank has another piece, so no collective may add them."
+ONE_BEFORE = (
+    "The parameters are those of one step before: run the optimiser's step before you send the pieces."
+)
+FORGOTTEN = "Each step begins without the moments of the steps before: make the optimiser once, in __init__."
+MIXED = (
+    "Gradients of different pieces were added: each rank has another piece, so no collective may add them."
+)
 
 
-UNFINISHED = "on rank {rank} {name} ends before its messages are done: wait for every message, and for the thread if a thread sends"
+UNFINISHED = (
+    "on rank {rank} {name} ends before its messages are done: wait for every message, and for the thread if "
+    "a thread sends"
+)
 LATE_RANK = ". Rank {late} begins later than the others here"
 
 
 def returned_when_done(t, run, name: str, late: int) -> None:
     """No message of a rank is open at the mark "returned", and none comes later."""
     for rank in range(run.world):
-        done = run.calls_before(rank, "returned") == len(run.calls(rank)) and not run.open_calls(rank, "returned")
+        done = run.calls_before(rank, "returned") == len(run.calls(rank)) and not run.open_calls(
+            rank, "returned"
+        )
         t.that(done, UNFINISHED + (LATE_RANK if late >= 0 else ""), rank=rank, name=name, late=late)
 
 
@@ -88,58 +82,70 @@ def precision(dtype: torch.dtype) -> dict[str, float]:
     return {"rtol": 1e-9, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-6}
 
 
-def same_parameters(student, t, world: int, how: dict, wrong=None, shapes=None, late: int = -1, **options):
-    """Parameters of all ranks are the twin's; the run, the steps, the weights at the start, and the twin's parameters.
+UNCHANGED = "A parameter has not changed: copy the updated pieces of all ranks into it, in place."
 
-    ``wrong`` returns the parameters of known mistakes, by message, from the weights and steps; ``options`` are those of ``steps_case``.
+
+def same_parameters(student, t, world: int, how: dict, wrong=None, shapes=None, late: int = -1, **options):
+    """Parameters of all ranks are the twin's; the run, the weights at the start, and the twin's parameters.
+
+    ``wrong`` returns the parameters of known mistakes, by message, from the weights and steps; ``options``
+    are those of ``steps_case``.
     """
-    weights, steps = steps_case(t, shapes or shapes_of_parameters(t, world), **options)
-    want, known = unsharded(weights, steps, **how), {} if wrong is None else wrong(weights, steps)
-    mixed = [[None if grad is None else pieces_added(grad, world) for grad in grads] for grads in steps]
+    weights, steps = twins.steps_case(t, shapes or twins.shapes_of_parameters(t, world), **options)
+    want, known = twins.unsharded(weights, steps, **how), {} if wrong is None else wrong(weights, steps)
+    mixed = [[None if grad is None else twins.pieces_added(grad, world) for grad in grads] for grads in steps]
     known |= {
-        ONE_BEFORE: unsharded(weights, steps[:-1], **how),
-        FORGOTTEN: without_memory(weights, steps, **how),
-        MIXED: unsharded(weights, mixed, **how),
+        ONE_BEFORE: twins.unsharded(weights, steps[:-1], **how),
+        FORGOTTEN: twins.without_memory(weights, steps, **how),
+        MIXED: twins.unsharded(weights, mixed, **how),
+        UNCHANGED: [want[i] if i == options.get("without") else weight for i, weight in enumerate(weights)],
     }
-    run = explained(student, optimised, [{"weights": weights, "steps": steps, "late": late, **how}] * world, COPIED)
+    inputs = {"weights": weights, "steps": steps, "late": late, **how}
+    run = explained(student, scenarios.optimised, [inputs] * world, COPIED)
     returned_when_done(t, run, "step", late)
+    what = "parameter {i} on rank {rank} of {world} after {count} steps"
     for rank, (got, _) in enumerate(run.results):
-        for i, (mine, its) in enumerate(zip(got, want)):
-            mistakes = {message: values[i] for message, values in known.items()}
-            if i != options.get("without"):
-                mistakes |= {"A parameter has not changed: copy the updated pieces of all ranks into it, in place.": weights[i]}
-            near_enough, where = precision(its.dtype), {"i": i, "rank": rank, "world": world, "count": len(steps)}
-            wrong_if(t, t.tensor(mine, "parameter {i}", i=i), its, mistakes, **near_enough)
-            t.close(mine, its, "parameter {i} on rank {rank} of {world} after {count} steps", **near_enough, **where)
-    return run, steps, weights, want
+        values = {"rank": rank, "world": world, "count": len(steps)}
+        same(t, got, want, what, known, **precision(want[0].dtype), **values)
+    return run, weights, want
 
 
 @check("stage1", points=1, seconds=40)
 def check_same_update(student, t):
     "Every rank has the parameters of an unsharded optimiser"
     for world, dtype in ((1, torch.float32), (t.integer(3, 5), torch.float64)):
-        count = t.integer(1, 4)
-        same_parameters(student, t, world, ADAMW, shapes=shapes_of_parameters(t, world, count), count=t.integer(5, 7), dtype=dtype)
+        shapes = twins.shapes_of_parameters(t, world, t.integer(1, 4))
+        same_parameters(student, t, world, ADAMW, shapes=shapes, count=t.integer(5, 7), dtype=dtype)
 
 
 @check("stage1", points=1, seconds=20)
 def check_one_optimizer(student, t):
     "One optimiser, made once, of one piece of each parameter"
     world = t.integer(2, 3)
-    shapes, dtypes = shapes_of_parameters(t, world), t.shuffled([torch.float32, torch.float64, torch.float64])
-    weights, *steps = ([t.normal(*shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes)] for _ in range(3))
-    run = explained(student, optimisers_made, [{"weights": weights, "steps": steps, **ADAMW}] * world, COPIED)
+    shapes, dtypes = (
+        twins.shapes_of_parameters(t, world),
+        t.shuffled([torch.float32, torch.float64, torch.float64]),
+    )
+    weights, *steps = (
+        [t.normal(*shape, dtype=dtype) for shape, dtype in zip(shapes, dtypes)] for _ in range(3)
+    )
+    run = explained(
+        student, scenarios.optimisers_made, [{"weights": weights, "steps": steps, **ADAMW}] * world, COPIED
+    )
     pieces = sorted(((-(-weight.numel() // world),), str(weight.dtype)) for weight in weights)
     for rank, (calls, _) in enumerate(run.results):
         message = "rank {rank} calls make_optimizer {count} times: call it once, with the list of all pieces"
         t.that(len(calls) == 1, message, rank=rank, count=len(calls))
-        message = "make_optimizer gets a tensor that is no nn.Parameter: make each piece one, nn.Parameter(piece_of(...))"
+        message = "make_optimizer gets a tensor that is no nn.Parameter: use nn.Parameter(piece_of(...))"
         t.that(all(each is not None for each in calls[0]), message)
         got = sorted((tuple(shape), str(dtype)) for shape, dtype in calls[0])
-        message = "make_optimizer gets {got} on rank {rank} of {world}, but a piece of each parameter, one-dimensional and of its dtype, makes {want}"
+        message = (
+            "make_optimizer gets {got} on rank {rank} of {world}, but a piece of each parameter, "
+            "one-dimensional and of its dtype, makes {want}"
+        )
         t.that(got == pieces, message, rank=rank, world=world, got=got, want=pieces)
     for rank, (_, got) in enumerate(run.results):
-        for i, (mine, its) in enumerate(zip(got, unsharded(weights, steps, **ADAMW))):
+        for i, (mine, its) in enumerate(zip(got, twins.unsharded(weights, steps, **ADAMW))):
             what = "parameter {i} on rank {rank} after {count} steps, of parameters with different dtypes,"
             t.close(mine, its, what, i=i, rank=rank, count=len(steps), **precision(its.dtype))
 
@@ -147,35 +153,46 @@ def check_one_optimizer(student, t):
 @check("stage1", points=1, seconds=20)
 def check_in_place(student, t):
     "The parameters are changed in place"
-    run, _, weights, want = same_parameters(student, t, 2, ADAMW)
+    run, weights, want = same_parameters(student, t, 2, ADAMW)
     for _, memory in run.results:
         for mine, before, its in zip(memory, weights, want):
             message = (
-                "A parameter has new memory, and the old memory still has the old values: what shares it (a bucket, a tied "
-                "weight) never sees the update. Use parameter.data.copy_(...)."
+                "A parameter has new memory, and the old memory still has the old values: what shares it (a "
+                "bucket, a tied weight) never sees the update. Use parameter.data.copy_(...)."
             )
-            wrong_if(t, t.tensor(mine, "the memory of a parameter"), its.flatten(), {message: before.flatten()})
+            wrong_if(
+                t, t.tensor(mine, "the memory of a parameter"), its.flatten(), {message: before.flatten()}
+            )
             t.close(mine, its.flatten(), "the memory of a parameter after the steps", **precision(its.dtype))
 
 
-OTHERS = {"RMSprop": {"lr": 0.02, "momentum": 0.5}, "Adagrad": {"lr": 0.3, "lr_decay": 0.1}, "Adamax": {"lr": 0.05, "weight_decay": 0.1}}
+OTHERS = {
+    "RMSprop": {"lr": 0.02, "momentum": 0.5},
+    "Adagrad": {"lr": 0.3, "lr_decay": 0.1},
+    "Adamax": {"lr": 0.05, "weight_decay": 0.1},
+}
 
 
 @check("stage1", points=1, seconds=20)
 def check_other_optimizer(student, t):
     "Other optimisers than AdamW"
     how = {"name": "SGD", "options": {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}}
-    message = "The update is AdamW's, but make_optimizer returned SGD: use the optimiser that make_optimizer returns."
-    twice = "The gradients are averages before step, and your code divides them by the number of ranks a second time."
+    message = "The update is AdamW's, but make_optimizer returned SGD: use what make_optimizer returns."
+    twice = "The gradients are averages before step, and your code divides them by the ranks a second time."
     adamw = {"name": "AdamW", "options": {"lr": 0.1, "weight_decay": 0.01}}
-    again, world = "The gradients are averages before step, and your code adds those of the ranks a second time.", 2
+    again, world = (
+        "The gradients are averages before step, and your code adds those of the ranks a second time.",
+        2,
+    )
 
     def known(weights, steps):
-        shares, sums = ([[grad * factor for grad in grads] for grads in steps] for factor in (1 / world, world))
+        shares, sums = (
+            [[grad * factor for grad in grads] for grads in steps] for factor in (1 / world, world)
+        )
         return {
-            message: unsharded(weights, steps, **adamw),
-            twice: unsharded(weights, shares, **how),
-            again: unsharded(weights, sums, **how),
+            message: twins.unsharded(weights, steps, **adamw),
+            twice: twins.unsharded(weights, shares, **how),
+            again: twins.unsharded(weights, sums, **how),
         }
 
     same_parameters(student, t, world, how, wrong=known)
@@ -187,20 +204,24 @@ def check_other_optimizer(student, t):
 def check_missing_gradient(student, t):
     "A parameter without gradient does not change, in any step"
     as_zeros = (
-        "A parameter whose gradient is None has changed: with zeros as gradient AdamW still decays it. Give its piece None as gradient."
+        "A parameter whose gradient is None has changed: with zeros as gradient AdamW still decays it. Give "
+        "its piece None as gradient."
     )
     again = (
-        "A parameter that had a gradient in one step and None in the next is moved by the *old* gradient, which its piece still had. "
-        "Set piece.grad to None when the gradient is None."
+        "A parameter that had a gradient in one step and None in the next is moved by the *old* gradient, "
+        "which its piece still had. Set piece.grad to None when the gradient is None."
     )
 
     def zeros(weights, steps):
-        filled = [[torch.zeros_like(weight) if grad is None else grad for weight, grad in zip(weights, grads)] for grads in steps]
-        return {as_zeros: unsharded(weights, filled, **ADAMW)}
+        filled = [
+            [torch.zeros_like(weight) if grad is None else grad for weight, grad in zip(weights, grads)]
+            for grads in steps
+        ]
+        return {as_zeros: twins.unsharded(weights, filled, **ADAMW)}
 
     def kept(weights, steps):
         filled = [steps[0], [old if new is None else new for old, new in zip(steps[0], steps[1])], steps[2]]
-        return {again: unsharded(weights, filled, **ADAMW)} | zeros(weights, steps)
+        return {again: twins.unsharded(weights, filled, **ADAMW)} | zeros(weights, steps)
 
     same_parameters(student, t, 2, ADAMW, without=t.integer(0, 2), wrong=zeros)
     same_parameters(student, t, 2, ADAMW, without=t.integer(0, 2), wrong=kept, missing=(1,))
@@ -211,24 +232,16 @@ def check_updates_travel(student, t):
     "Each updated number is sent once, and nothing else, before step returns"
     world, count = t.integer(3, 4), t.integer(5, 6)
     late = t.integer(0, world - 1)
-    run, _, weights, _ = same_parameters(student, t, world, ADAMW, count=count, late=late)
+    run, weights, _ = same_parameters(student, t, world, ADAMW, count=count, late=late)
     message = "rank {rank} calls {kinds}: all-gathers of the updated pieces are enough"
     passes_only(t, run, [Kind.ALL_GATHER, Kind.BROADCAST], message)
-    want = count * sum(world * (-(-weight.numel() // world)) * 8 for weight in weights)
-    message = "rank {rank} passed {got} bytes in {count} steps ({kinds}); all-gathers of the pieces have {want}"
-    passes_at_most(t, run, want, message.replace("{count}", str(count)))
-    least = count * sum(weight.nbytes for weight in weights)
-    for rank in range(run.world):
-        t.that(
-            run.bytes(rank) >= least,
-            "rank {rank} passed {got} bytes in {count} steps ({kinds}), but the parameters have {least}: a rank that updates only its "
-            "pieces must receive the other ones. Here each rank computes updates that belong to others",
-            rank=rank,
-            count=count,
-            got=run.bytes(rank),
-            kinds=kinds_of(run, rank) or "no call",
-            least=least,
-        )
+    message = "rank {rank} passed {got} bytes in {steps} steps ({kinds}); all-gathers of pieces have {want}"
+    passes_at_most(t, run, count * twins.padded_bytes(weights, world), message, steps=count)
+    message = (
+        "rank {rank} passed {got} bytes in {steps} steps ({kinds}), but the parameters have {want}: a rank "
+        "that updates only its pieces must receive the other ones. Here each rank computes updates of others"
+    )
+    passes_at_least(t, run, count * sum(weight.nbytes for weight in weights), message, steps=count)
     rank = t.integer(0, world - 1)
     last = run.calls(rank)[run.calls_before(rank, "last step") :]  # it replaces what came before
     received = [call for call in last if call.kind is not Kind.BROADCAST or call.peer != rank]
@@ -240,16 +253,15 @@ def check_updates_travel(student, t):
 def check_state_is_divided(student, t):
     "The optimiser's state is divided: the memory of each process"
     numel, seed, world = 3 * MIB // 2, t.integer(0, 999), 3
-    run = explained(student, with_large_state, [{"seed": seed, "numel": numel}] * world, COPIED)
-    want = large_state(seed, numel, world)
-    for rank, got in enumerate(run.results):
-        for mine, its in zip(t.items(got, world, "the parameters"), want):
-            t.close(mine, its, "a parameter on rank {rank}", rank=rank, rtol=1e-4, atol=1e-6)
+    run = explained(student, scenarios.with_large_state, [{"seed": seed, "numel": numel}] * world, COPIED)
+    every_rank(t, run, [twins.large_state(seed, numel, world)] * world, "parameter {i} on rank {rank}")
     message = (
-        "rank {rank} holds {held:.1f} times the bytes of the parameters after a step, without their gradients: the parameters are 1, and this "
-        "rank's pieces, their gradients and their three moments (AdamW with amsgrad) {parts:.1f}. All moments would be 3"
+        "rank {rank} holds {held:.1f} times the bytes of the parameters after a step, without their "
+        "gradients: the parameters are 1, and this rank's pieces, their gradients and their three moments "
+        "(AdamW with amsgrad) {parts:.1f}. All moments would be 3"
     )
-    holds_at_most(t, run, "after the steps", (1 + 5 / world) * 4 * numel + ROOM, message, unit=4 * numel, parts=5 / world)
+    most, whole = (1 + 5 / world) * 4 * numel + ROOM, 4 * numel
+    holds_at_most(t, run, "after the steps", most, message, unit=whole, parts=5 / world)
 
 
 # -- the norm
@@ -258,24 +270,27 @@ def check_state_is_divided(student, t):
 def same_norm(t, case: list[dict], got: list, want: Tensor) -> None:
     """The norm on every rank, and unchanged pieces."""
     norms = [torch.stack([piece.norm() for piece in own["grads"]]).norm() for own in case]
+    of_pieces = sum(piece.norm() for own in case for piece in own["grads"])
     for rank, (each, after) in enumerate(got):
-        same = all(bool(torch.equal(mine, its)) for mine, its in zip(after, case[rank]["grads"]))
-        t.that(same, "global_norm changes the pieces: the optimiser needs the gradients as they are, so square a copy")
+        unchanged = all(bool(torch.equal(mine, its)) for mine, its in zip(after, case[rank]["grads"]))
+        message = "global_norm changes the pieces: the optimiser needs the gradients, so square a copy"
+        t.that(unchanged, message)
         t.that(each is not None, NOTHING, name="global_norm")
         number = t.tensor(each, "the norm on rank {rank} of {world}", rank=rank, world=len(case))
-        t.that(number.numel() == 1, "global_norm returns {count} numbers, but should return one", count=number.numel())
-        t.that(number.dim() == 0, "global_norm returns a tensor of shape {shape}: a scalar has shape ()", shape=tuple(number.shape))
+        message = "global_norm returns {count} numbers, but should return one"
+        t.that(number.numel() == 1, message, count=number.numel())
+        message = "global_norm returns a tensor of shape {shape}: a scalar has shape ()"
+        t.that(number.dim() == 0, message, shape=tuple(number.shape))
         mistakes = {
             "The result is the square of the norm: the root is missing.": want**2,
             "The ranks' norms were added. Norms do not add up, their squares do.": torch.stack(norms).sum(),
-            "The norms of all pieces were added. Norms do not add up, their squares do.": sum(
-                piece.norm() for own in case for piece in own["grads"]
-            ),
-            "The squares were averaged over the ranks: they are parts of one sum, so add them.": want / len(case) ** 0.5,
+            "The norms of all pieces were added. Norms do not add up, their squares do.": of_pieces,
+            "The squares were averaged: they are parts of one sum, so add them.": want / len(case) ** 0.5,
             "The result is the norm of this rank's pieces only: add the squares of all ranks.": norms[rank],
         }
         wrong_if(t, number.to(want.dtype), want, mistakes)
-        t.close(number.to(want.dtype), want, "the norm on rank {rank} of {world}", rank=rank, world=len(case), rtol=1e-5)
+        what = "the norm on rank {rank} of {world}"
+        t.close(number.to(want.dtype), want, what, rank=rank, world=len(case), rtol=1e-5)
 
 
 @check("norm", points=2, seconds=20)
@@ -283,7 +298,9 @@ def check_norm(student, t):
     "The norm of all gradients, on every rank"
     for world, dtype in ((1, torch.float64), (t.integer(3, 5), torch.float32)):
         count = t.integer(3, 5)
-        case, want = norm_case(t, [[t.integer(2, 9) for _ in range(count)] for _ in range(world)], dtype)
+        case, want = twins.norm_case(
+            t, [[t.integer(2, 9) for _ in range(count)] for _ in range(world)], dtype
+        )
         same_norm(t, case, student.ranks(norms, case).results, want)
 
 
@@ -291,22 +308,14 @@ def check_norm(student, t):
 def check_one_number(student, t):
     "One number is sent"
     world, count = t.integer(3, 4), t.integer(3, 5)
-    case, want = norm_case(t, [[t.integer(2, 9) for _ in range(count)] for _ in range(world)])
+    case, want = twins.norm_case(t, [[t.integer(2, 9) for _ in range(count)] for _ in range(world)])
     run = student.ranks(norms, case)
     same_norm(t, case, run.results, want)
-    for rank in range(world):
-        calls = run.calls(rank)
-        one = len(calls) == 1 and calls[0].numel == 1
-        message = "rank {rank} of {world} makes {count} calls ({kinds}) with {numbers} numbers. Add the squares on each rank, then send one number, in one call"
-        t.that(
-            one,
-            message,
-            rank=rank,
-            world=world,
-            count=len(calls),
-            kinds=kinds_of(run, rank) or "no call",
-            numbers=sum(call.numel for call in calls),
-        )
+    message = (
+        "rank {rank} passes {got} bytes in {count} calls ({kinds}). Add the squares on each rank, then send "
+        "one number, {want} bytes, in one call"
+    )
+    passes_exactly(t, run, want.element_size(), message, calls=1)
     uses_what_arrives(t, run, rank=t.integer(0, world - 1))
 
 
@@ -314,60 +323,73 @@ def check_one_number(student, t):
 
 
 LATE = (
-    "Some pieces have a gradient and others have none. A function that is defined in a loop sees the *last* piece of "
-    "the loop: bind it with `piece=piece`."
+    "Some pieces have a gradient and others have none. A function that is defined in a loop sees the *last* "
+    "piece of the loop: bind it with `piece=piece`."
 )
 NONE = "after backward no piece has a gradient: the hook of a parameter sets piece.grad before it returns"
 LAST = "Only the gradient of the last micro-batch is left: add to piece.grad when it is not None."
 EARLY = (
-    "the hook runs before parameter.grad is set (register_hook), or the gradient was removed before the hook used it: call "
-    "register_post_accumulate_grad_hook, and set .grad to None at the end of the hook"
+    "the hook runs before parameter.grad is set (register_hook), or the gradient was removed before the "
+    "hook used it: call register_post_accumulate_grad_hook, and set .grad to None at the end of the hook"
 )
+FIRST = "piece.grad is None before its first gradient: set it, and add only if it is not None"
 IN_HOOK = {
     "'NoneType' object has no attribute": EARLY,
-    "unsupported operand type(s) for +=: 'NoneType'": "piece.grad is None before its first gradient: set it, and add only if it is not None",
-    "unsupported operand type(s) for +: 'NoneType'": "piece.grad is None before its first gradient: set it, and add only if it is not None",
+    "unsupported operand type(s) for +=: 'NoneType'": FIRST,
+    "unsupported operand type(s) for +: 'NoneType'": FIRST,
     "unsupported operand type(s) for /: 'NoneType'": EARLY,
 }
-AGAIN = "An earlier micro-batch counts twice: parameter.grad still had it. Set parameter.grad to None in the hook."
+AGAIN = "An earlier micro-batch counts twice: parameter.grad still had it. Set it to None in the hook."
 
 
-def same_shards(student, t, world: int, micro_batches: int = 1, dtype: torch.dtype = torch.float64, **options):
-    """The pieces of all ranks are those of the twin's gradients; the run, and the gradients. ``options`` are those of the scenario."""
-    widths = [*(t.choice([5, 7]) for _ in range(2)), *(t.integer(3, 7) for _ in range(t.integer(1, 3)))]  # the first weight needs padding
+def same_pieces(
+    t, got: list, whole: Tensor, alone: list[Tensor], what: str, mistakes: dict[str, Tensor], **values: object
+) -> None:
+    """The gradients of the pieces of all ranks are together that of the whole, the average of ``alone``."""
+    got = [
+        t.tensor(mine, "the gradient of a piece on rank {rank}", rank=rank) for rank, mine in enumerate(got)
+    ]
+    shapes, numel, flat = [tuple(piece.shape) for piece in got], whole.numel(), whole.flatten()
+    message = "the gradients of a piece on the ranks have shapes {shapes}: each should have that of its piece"
+    same_shapes = len(set(shapes)) == 1 and sum(piece.numel() for piece in got) >= numel
+    t.that(same_shapes, message, shapes=shapes)
+    own = torch.cat([cut(alone[rank], rank, piece) for rank, piece in enumerate(got)])[:numel]
+    known = {AVERAGE: len(got) * flat, TWICE: flat / len(got), OWN: own, **mistakes}
+    same(t, torch.cat(got)[:numel], flat, what, known, **precision(whole.dtype), world=len(got), **values)
+    message = (
+        "the gradient of a piece is not zero where the piece is padding (world {world}): append zeros to the "
+        "gradient, as in step 2"
+    )
+    t.that(not bool(torch.cat(got)[numel:].any()), message, world=len(got))
+
+
+def same_shards(student, t, world: int, micro_batches: int = 1, dtype=torch.float64, **options):
+    """The pieces of all ranks are those of the twin's gradients; the run, and the gradients. ``options`` are
+    those of the scenario."""
+    first = [t.choice([5, 7]) for _ in range(2)]  # the first weight needs padding
+    widths = [*first, *(t.integer(3, 7) for _ in range(t.integer(1, 3)))]
     weights = [t.normal(a, b, dtype=dtype) for a, b in itertools.pairwise(widths)]
-    weights.insert(t.integer(1, len(weights)), t.normal(1, dtype=dtype))  # a bias, with fewer numbers than ranks
+    bias = t.normal(1, dtype=dtype)  # fewer numbers than ranks
+    weights.insert(t.integer(1, len(weights)), bias)
     batches = [[t.normal(4, widths[0], dtype=dtype) for _ in range(micro_batches)] for _ in range(world)]
     inputs = [{"weights": weights, "batches": own, **options} for own in batches]
-    run = explained(student, sharded_gradients, inputs, IN_HOOK)
+    run = explained(student, scenarios.sharded_gradients, inputs, IN_HOOK)
     returned_when_done(t, run, "backward", options.get("late", -1))
-    want, alone = whole_gradients(weights, batches), [whole_gradients(weights, [own]) for own in batches]
+    want, alone = (
+        twins.whole_gradients(weights, batches),
+        [twins.whole_gradients(weights, [own]) for own in batches],
+    )
     for grads, _ in run.results:
-        late = any(grad is None for grad in grads) and any(grad is not None for grad in grads)
-        t.that(not late, LATE)
-        t.that(any(grad is not None for grad in grads), NONE)
+        none = [grad is None for grad in grads]
+        t.that(all(none) or not any(none), LATE)
+        t.that(not all(none), NONE)
+    of_batches = [twins.whole_gradients(weights, [[own[n]] for own in batches]) for n in range(micro_batches)]
     for i, whole in enumerate(want):
-        got = [t.tensor(grads[i], "the gradient of piece {i}", i=i) for grads, _ in run.results]
-        t.that(
-            len({tuple(piece.shape) for piece in got}) == 1 and sum(piece.numel() for piece in got) >= whole.numel(),
-            "the gradients of piece {i} on the ranks have shapes {shapes}: each should have the shape of its piece",
-            i=i,
-            shapes=[tuple(piece.shape) for piece in got],
-        )
-        what, of_ranks = "the pieces of gradient {i} of all ranks together (world {world})", torch.cat(got)[: whole.numel()]
-        own = torch.cat([cut(alone[rank][i], rank, piece) for rank, piece in enumerate(got)])[: whole.numel()]
-        known = {AVERAGE: world * whole.flatten(), TWICE: whole.flatten() / world, OWN: own}
-        if micro_batches > 1:
-            each = [whole_gradients(weights, [[mine[number]] for mine in batches])[i].flatten() for number in range(micro_batches)]
-            known |= {LAST: each[-1], AGAIN: sum((micro_batches - number) * grad for number, grad in enumerate(each))}
-        exact = precision(dtype)
-        wrong_if(t, of_ranks, whole.flatten(), known, **exact)
-        t.close(of_ranks, whole.flatten(), what, i=i, world=world, **exact)
-        padding = torch.cat(got)[whole.numel() :]
-        message = (
-            "the gradient of piece {i} is not zero where the piece is padding (world {world}): append zeros to the gradient, as in step 2"
-        )
-        t.that(not bool(padding.any()), message, i=i, world=world)
+        each = [grads[i].flatten() for grads in of_batches]
+        again = sum((micro_batches - number) * grad for number, grad in enumerate(each))
+        got, known = [grads[i] for grads, _ in run.results], {LAST: each[-1], AGAIN: again}
+        what = "the pieces of gradient {i} of all ranks together (world {world})"
+        same_pieces(t, got, whole, [grads[i] for grads in alone], what, known, i=i)
     return run, want
 
 
@@ -384,20 +406,16 @@ def check_reduce_scatter(student, t):
     world = t.integer(3, 4)
     late = t.integer(0, world - 1)
     run, grads = same_shards(student, t, world, late=late)
-    want = sum(world * (-(-grad.numel() // world)) * 8 for grad in grads) * (world - 1) / world
-    for rank in range(run.world):
-        t.that(
-            abs(run.ring_bytes(rank) - want) < 1,
-            "on a ring, the calls of rank {rank} ({kinds}) send {got:.0f} bytes, but reduce-scatters of the gradients send {want:.0f}: "
-            "a rank needs the sum of its piece only",
-            got=run.ring_bytes(rank),
-            rank=rank,
-            kinds=kinds_of(run, rank) or "no call",
-            want=want,
-        )
-    passes_only(
-        t, run, [Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL], "rank {rank} also calls {kinds}: a reduce-scatter for each parameter is enough"
+    want = twins.padded_bytes(grads, world) * (world - 1) / world
+    message = (
+        "on a ring, the calls of rank {rank} ({kinds}) send {got:.0f} bytes, but reduce-scatters of the "
+        "gradients send {want:.0f}: a rank needs the sum of its piece only"
     )
+    for rank in range(run.world):
+        got, kinds = run.ring_bytes(rank), kinds_of(run, rank) or "no call"
+        t.that(abs(got - want) < 1, message, got=got, rank=rank, kinds=kinds, want=want)
+    message = "rank {rank} also calls {kinds}: a reduce-scatter for each parameter is enough"
+    passes_only(t, run, [Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL], message)
     uses_what_arrives(t, run, rank=t.integer(0, world - 1), call=t.integer(0, 99))
 
 
@@ -410,8 +428,9 @@ def check_during_backward(student, t):
         kinds = [call.kind for call in run.calls(rank)]
         sent = kinds.index(Kind.BARRIER)
         message = (
-            "when the gradient of the first parameter is computed, the last one of backward, rank {rank} has sent {sent} of the {others} other "
-            "gradients: send each in its own hook, because a gradient that waits needs memory"
+            "when the gradient of the first parameter is computed, the last one of backward, rank {rank} "
+            "has sent {sent} of the {others} other gradients: send each in its own hook, because a gradient "
+            "that waits needs memory"
         )
         t.that(sent == len(grads) - 1, message, rank=rank, sent=sent, others=len(grads) - 1)
 
@@ -428,46 +447,54 @@ def check_gradients_are_divided(student, t):
     run, _ = same_shards(student, t, 2)
     for rank, (_, left) in enumerate(run.results):
         for i, has in enumerate(left):
-            message = "after backward parameter {i} still has a gradient on rank {rank}: set parameter.grad to None, zeros need memory too"
+            message = (
+                "after backward parameter {i} still has a gradient on rank {rank}: set parameter.grad to "
+                "None, zeros need memory too"
+            )
             t.that(has is False, message, i=i, rank=rank)
     seed, width, world = t.integer(0, 999), 768, 3
-    run = explained(student, large_gradients, [{"seed": seed, "rows": 4, "width": width}] * world, IN_HOOK)
+    run = explained(
+        student, scenarios.large_gradients, [{"seed": seed, "rows": 4, "width": width}] * world, IN_HOOK
+    )
     for sums in run.results:
         t.that(len({total is None for total in t.items(sums, 4, "the gradients of the pieces")}) == 1, LATE)
-    for i, want in enumerate(sums_of_gradients(seed, 4, width)):
-        own = [t.number(sums[i], "the sum of the gradient of piece {i} on a rank", i=i) for sums in run.results]
-        wrong_if(t, sum(own), want, {AVERAGE: world * want, TWICE: want / world}, rtol=1e-2, atol=1e-4)
-        t.close(sum(own), want, "the sum of gradient {i}", i=i, rtol=1e-2, atol=1e-4)
+    for i, want in enumerate(twins.sums_of_gradients(seed, 4, width)):
+        what = "the sum of the gradient of piece {i} on a rank"
+        got = sum(t.number(sums[i], what, i=i) for sums in run.results)
+        known = {AVERAGE: world * want, TWICE: want / world}
+        same(t, got, want, "the sum of gradient {i}", known, i=i, rtol=1e-2, atol=1e-4)
     weights = 4 * 4 * width**2
     message = (
-        "rank {rank} holds {held:.1f} times the bytes of the weights {when}: weights 1, pieces and their gradients 1/{world} each{besides}. "
-        "A whole gradient is still in memory: set parameter.grad to None, and keep no reference to it"
+        "rank {rank} holds {held:.1f} times the bytes of the weights {when}: weights 1, pieces and their "
+        "gradients 1/{world} each{besides}. A whole gradient is still in memory: set parameter.grad to "
+        "None, and keep no reference to it"
     )
-    for mark, when, most, besides in (
-        (
-            "before the last gradient",
-            "when the last of 4 gradients is computed",
-            1 + 1.75 / world + 0.5,
-            ", and at most two whole gradients, 0.5",
-        ),
-        ("after backward", "after backward", 1 + 2 / world, ""),
-    ):
-        holds_at_most(t, run, mark, most * weights + ROOM, message, unit=weights, world=world, when=when, besides=besides)
+    besides, most = ", and at most two whole gradients, 0.5", (1.5 + 1.75 / world) * weights + ROOM
+    values = {"unit": weights, "world": world, "when": "when the last of 4 gradients is computed"}
+    holds_at_most(t, run, "before the last gradient", most, message, **values, besides=besides)
+    most, values["when"] = (1 + 2 / world) * weights + ROOM, "after backward"
+    holds_at_most(t, run, "after backward", most, message, **values, besides="")
 
 
 # -- parameters
 
 
-NO_OUTPUT = "sharded_linear returns None: is a return missing, in it or in the function that the checkpoint runs?"
+NO_OUTPUT = "sharded_linear returns None: is a return missing, in it or in the function of the checkpoint?"
 NOT_TRANSPOSED = "x is multiplied by the weight and not by its transpose: F.linear(x, weight) is x @ weight.T"
-OLD = "pass {number} uses the weight of the first pass, but the pieces have changed since: gather in each pass, and keep no whole weight"
+OLD = (
+    "pass {number} uses the weight of the first pass, but the pieces have changed since: gather in each "
+    "pass, and keep no whole weight"
+)
 NO_WAY_BACK = (
-    "weight_piece gets no gradient: gather it with Gather.apply(weight_piece, shape), because autograd does not pass through whole"
+    "weight_piece gets no gradient: gather it with Gather.apply(weight_piece, shape), because autograd does "
+    "not pass through whole"
 )
 BACKWARD = {
-    "incorrect number of gradients": "backward returns one value for each argument of forward after ctx: the gradient of the piece, and "
-    "None for the shape",
-    "'weight' (position 2) must be Tensor, not NoneType": "Gather.apply returns None: is a return missing in its forward?",
+    "incorrect number of gradients": (
+        "backward returns one value for each argument of forward after ctx: the gradient of the piece, and "
+        "None for the shape"
+    ),
+    "'weight' (position 2) must be Tensor, not NoneType": "Gather.apply returns None: is a return missing?",
     "no attribute 'backward'": NO_OUTPUT,
     "'input' (position 1) must be Tensor, not NoneType": NO_OUTPUT,
     "does not have a grad_fn": NO_WAY_BACK,
@@ -475,35 +502,27 @@ BACKWARD = {
 }
 
 
-def of_all_ranks(t, results: list, whole: Tensor, what: str, alone: list[Tensor], world: int, missing: str = NO_WAY_BACK) -> None:
-    """The gradients of the pieces of all ranks are those of ``whole``, the average of ``alone``; ``missing`` is the message if there is none."""
-    t.that(all(of_piece is not None for of_piece in results), missing)
-    got = [t.tensor(of_piece, "the gradient of the piece on rank {rank}", rank=rank) for rank, of_piece in enumerate(results)]
-    flat, numel = whole.flatten(), whole.numel()
-    own = torch.cat([cut(its, rank, piece) for rank, (its, piece) in enumerate(zip(alone, got))])[:numel]
-    wrong_if(t, torch.cat(got)[:numel], flat, {AVERAGE: world * flat, TWICE: flat / world, OWN: own}, **precision(whole.dtype))
-    t.close(torch.cat(got)[:numel], flat, what, world=world, **precision(whole.dtype))
-    message = "the gradient of a piece is not zero where the piece is padding (world {world}): append zeros to the gradient, as in step 2"
-    t.that(not bool(torch.cat(got)[numel:].any()), message, world=world)
-
-
 def same_linear(student, t, world: int, passes: int = 1):
     """Outputs and gradients are those of the whole weight; the run, and the weight's gradient."""
-    case, weights, means = linear_case(t, world, passes)
-    run = explained(student, linear, case, BACKWARD)
+    case, weights, means = twins.linear_case(t, world, passes)
+    run, exact = explained(student, scenarios.linear, case, BACKWARD), {"rtol": 1e-9, "atol": 1e-12}
     for rank, (own, (outs, of_xs, _)) in enumerate(zip(case, run.results)):
-        for number, (x, grad, weight, out, of_x) in enumerate(zip(own["xs"], own["grads"], weights, outs, of_xs)):
+        passed = zip(own["xs"], own["grads"], weights, outs, of_xs)
+        for number, (x, grad, weight, out, of_x) in enumerate(passed):
             where = {"rank": rank, "world": world, "number": number + 1}
             mistakes = {} if weight.shape[0] != weight.shape[1] else {NOT_TRANSPOSED: x @ weight}
             if number:
                 mistakes[OLD] = x @ weights[0].T
-            wrong_if(t, out, x @ weight.T, mistakes, **where)
-            t.close(out, x @ weight.T, "the output on rank {rank} of {world}, pass {number}", rtol=1e-9, atol=1e-12, **where)
-            t.close(of_x, grad @ weight, "the gradient of x on rank {rank} of {world}, pass {number}", rtol=1e-9, atol=1e-12, **where)
+            what = "the output on rank {rank} of {world}, pass {number}"
+            same(t, out, x @ weight.T, what, mistakes, **exact, **where)
+            what = "the gradient of x on rank {rank} of {world}, pass {number}"
+            t.close(of_x, grad @ weight, what, **exact, **where)
     grads = [of_piece for _, _, of_piece in run.results]
     if passes == 1:
-        alone = [of_weight(own["xs"][0], own["grads"][0]) for own in case]
-        of_all_ranks(t, grads, means[0], "the gradients of the pieces of all ranks together (world {world})", alone, world)
+        t.that(all(of_piece is not None for of_piece in grads), NO_WAY_BACK)
+        alone = [twins.of_weight(own["xs"][0], own["grads"][0]) for own in case]
+        what = "the gradients of the pieces of all ranks together (world {world})"
+        same_pieces(t, grads, means[0], alone, what, {})
     return run, means, grads
 
 
@@ -511,24 +530,27 @@ def same_linear(student, t, world: int, passes: int = 1):
 def check_gather(student, t):
     "Gather alone: the whole of any shape, and the averaged gradient of the piece"
     world = t.integer(3, 4)
-    sizes = t.draw_until(lambda: [t.integer(2, 3), t.integer(2, 5), t.integer(2, 5)], lambda sizes: math.prod(sizes) % world > 0)
-    value, case = t.normal(*sizes, dtype=torch.float64), [t.normal(*sizes, dtype=torch.float64) for _ in range(world)]
-    run = explained(student, gathered, [{"value": value, "grad": grad} for grad in case], BACKWARD)
+
+    def draw() -> list[int]:
+        return [t.integer(2, 3), t.integer(2, 5), t.integer(2, 5)]
+
+    sizes = t.draw_until(draw, lambda sizes: math.prod(sizes) % world > 0)
+    value, *case = (t.normal(*sizes, dtype=torch.float64) for _ in range(1 + world))
+    run = explained(student, scenarios.gathered, [{"value": value, "grad": grad} for grad in case], BACKWARD)
     what = "Gather.apply(piece, shape) of shape {shape} on rank {rank} of {world}"
-    for rank, (got, _) in enumerate(run.results):
-        t.close(got, value, what, rank=rank, world=world, shape=tuple(sizes), rtol=0, atol=0)
+    every_rank(t, run, value, what, lambda result: result[0], rtol=0, atol=0, shape=tuple(sizes))
+    grads = [of_piece for _, of_piece in run.results]
+    message = "the piece gets no gradient from Gather: its backward returns it, and None for the shape"
+    t.that(all(of_piece is not None for of_piece in grads), message)
     what = "the gradients of the pieces of all ranks together (world {world}), from Gather alone,"
-    missing = "the piece gets no gradient from Gather: its backward returns the gradient of the piece, and None for the shape"
-    of_all_ranks(t, [of_piece for _, of_piece in run.results], sum(case) / world, what, case, world, missing)
-    passes_only(
-        t,
-        run,
-        [Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL],
-        "{kinds} is more than Gather needs: an all-gather and a reduce-scatter",
+    same_pieces(t, grads, sum(case) / world, case, what, {})
+    message = "{kinds} is more than Gather needs: an all-gather and a reduce-scatter"
+    passes_only(t, run, [Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL], message)
+    message = (
+        "forward and backward of Gather pass {got} bytes on rank {rank} ({kinds}): one all-gather and one "
+        "reduce-scatter pass {want}"
     )
-    size = [8 * world * -(-value.numel() // world)] * world
-    message = "forward and backward of Gather pass {got} bytes on rank {rank} ({kinds}): one all-gather and one reduce-scatter pass {want}"
-    passes_exactly(t, run, [2 * each for each in size], message, calls=2)
+    passes_exactly(t, run, 2 * twins.padded_bytes([value], world), message, calls=2)
 
 
 @check("stage3", points=3, seconds=40)
@@ -545,12 +567,13 @@ def check_passes_add_up(student, t):
     t.that(all(of_piece is not None for of_piece in grads), NO_WAY_BACK)
     total = sum(means)
     got = torch.cat([t.tensor(of_piece, "weight_piece.grad") for of_piece in grads])[: total.numel()]
-    last = "After {count} passes weight_piece.grad has the gradient of the last one: return it from backward, and autograd adds it."
-    again = "After {count} passes weight_piece.grad has {count} times the gradient of the first one: compute it in each backward."
+    last = "After {count} passes weight_piece.grad has the last gradient: return it, and autograd adds it."
+    again = (
+        "After {count} passes weight_piece.grad has {count} times the first gradient: compute it each time."
+    )
     known = {last: means[-1].flatten(), again: len(means) * means[0].flatten()}
-    wrong_if(t, got, total.flatten(), known, count=len(means))
     what = "the gradients of the pieces of all ranks together, after {count} passes"
-    t.close(got, total.flatten(), what, count=len(means), rtol=1e-9, atol=1e-12)
+    same(t, got, total.flatten(), what, known, count=len(means), rtol=1e-9, atol=1e-12)
 
 
 @check("stage3", points=2, seconds=20)
@@ -558,20 +581,13 @@ def check_gathers(student, t):
     "At most two all-gathers and one reduce-scatter"
     world = t.integer(3, 4)
     run, (mean,), _ = same_linear(student, t, world)
-    size = world * (-(-mean.numel() // world)) * 8
+    size = twins.padded_bytes([mean], world)
     message = "{kinds} sends more than a reduce-scatter of the gradient"
     passes_only(t, run, [Kind.ALL_GATHER, Kind.REDUCE_SCATTER], message)
-    for rank in range(run.world):
-        gathered, reduced = run.bytes(rank, Kind.ALL_GATHER), run.bytes(rank, Kind.REDUCE_SCATTER)
-        t.that(
-            gathered <= 2 * size and reduced == size,
-            "rank {rank} gathered {gathered} bytes and reduce-scattered {reduced}, but the weight has {size}: "
-            "gather it at most twice, reduce it once",
-            rank=rank,
-            gathered=gathered,
-            reduced=reduced,
-            size=size,
-        )
+    message = "rank {rank} gathered {got} bytes, but the weight has {size}: gather it at most twice"
+    passes_at_most(t, run, 2 * size, message, Kind.ALL_GATHER, size=size)
+    message = "rank {rank} reduce-scattered {got} bytes, but the weight has {want}: reduce it once"
+    passes_exactly(t, run, size, message, Kind.REDUCE_SCATTER)
     for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER):
         uses_what_arrives(t, run, kind, t.integer(0, world - 1))
 
@@ -580,124 +596,135 @@ def check_gathers(student, t):
 def check_weights_are_freed(student, t):
     "A whole weight does not outlive the computation: the memory of each process"
     seed, width, world = t.integer(0, 999), 896, 3
-    run = explained(student, large_linear, [{"seed": seed, "width": width}] * world, BACKWARD)
-    want, sums = large_output(seed, width)
-    every_rank(t, run, want, "the output of three layers on rank {rank}", of=lambda result: result[0], rtol=1e-3, atol=1e-4)
+    run = explained(student, scenarios.large_linear, [{"seed": seed, "width": width}] * world, BACKWARD)
+    want, sums = twins.large_output(seed, width)
+    what = "the output of three layers on rank {rank}"
+    every_rank(t, run, want, what, of=lambda result: result[0], rtol=1e-3, atol=1e-4)
     for i, right in enumerate(sums):
         got = sum(t.number(own[i], "the sum of the gradient of piece {i}", i=i) for _, own in run.results)
         t.close(got, right, "the sum of the gradient of weight {i}", i=i, rtol=1e-2, atol=1e-2 * width)
     of_a_weight = 4 * width**2
     message = (
-        "rank {rank} holds {held:.1f} times the bytes of a weight after forward, but its pieces of three weights have {parts:.2f}: "
-        "either F.linear saves its weight for backward, because it runs outside of a checkpoint, or the whole weight is an "
-        "*argument* of the checkpoint, which keeps its arguments (gather inside the function that the checkpoint runs), or your code keeps it"
+        "rank {rank} holds {held:.1f} times the bytes of a weight after forward, but its pieces of three "
+        "weights have {parts:.2f}: either F.linear saves its weight for backward, because it runs outside "
+        "of a checkpoint, or the whole weight is an *argument* of the checkpoint, which keeps its arguments "
+        "(gather inside the function that the checkpoint runs), or your code keeps it"
     )
-    holds_at_most(t, run, "after forward", 3 / world * of_a_weight + ROOM, message, unit=of_a_weight, parts=3 / world)
+    most, unit = 3 / world * of_a_weight + ROOM, of_a_weight
+    holds_at_most(t, run, "after forward", most, message, unit=unit, parts=3 / world)
     message = (
-        "rank {rank} holds {held:.1f} times the bytes of a weight {when}, but its pieces of three weights and the gradients of {count} "
-        "have {parts:.2f}: a whole weight or its gradient outlives the computation"
+        "rank {rank} holds {held:.1f} times the bytes of a weight {when}, but its pieces of three weights "
+        "and the gradients of {count} have {parts:.2f}: a whole weight or its gradient outlives the "
+        "computation"
     )
     for mark, when, count in (
         ("before the last layer of backward", "when backward has passed two of three layers", 2),
         ("after backward", "after backward", 3),
     ):
         parts = (3 + count) / world
-        holds_at_most(t, run, mark, parts * of_a_weight + ROOM, message, unit=of_a_weight, parts=parts, when=when, count=count)
+        values = {"unit": of_a_weight, "parts": parts, "when": when, "count": count}
+        holds_at_most(t, run, mark, parts * of_a_weight + ROOM, message, **values)
 
 
 # -- offload
 
-SMALL_STEPS = {"name": "AdamW", "options": {"lr": 0.002, "weight_decay": 0.1}}  # each is less than half the spacing of bf16
-SMALLER_STEPS = {"name": "SGD", "options": {"lr": 0.0003, "weight_decay": 0.01}}  # and of fp16
+# Each of the first is less than half the spacing of bf16, each of the second than that of fp16.
+SMALL_STEPS = {"name": "AdamW", "options": {"lr": 0.002, "weight_decay": 0.1}}
+SMALLER_STEPS = {"name": "SGD", "options": {"lr": 0.0003, "weight_decay": 0.01}}
 LARGE_STEP = {"name": "AdamW", "options": {"lr": 0.25, "weight_decay": 0.1}}
 FP32 = (
-    'a master or its gradient is in 16 bits: make the master with .to("cpu", torch.float32, copy=True), and cast the gradient with .float()'
+    'a master or its gradient is in 16 bits: make the master with .to("cpu", torch.float32, copy=True), and '
+    "cast the gradient with .float()"
 )
 OFFLOADED = {
-    "a gradient with dtype 'float'": 'the masters are in 16 bits: make them in fp32, with .to("cpu", torch.float32, copy=True)',
+    "a gradient with dtype 'float'": (
+        'the masters are in 16 bits: make them in fp32, with .to("cpu", torch.float32, copy=True)'
+    ),
     "a gradient with dtype": "a master needs a gradient in fp32: cast that of the piece with .float()",
     "grad has data of a different type": FP32,
-    "leaf Variable that requires grad": "autograd refuses to change a piece in place: write piece.data.copy_(...)",
+    "leaf Variable that requires grad": ("autograd refuses a change in place: write piece.data.copy_(...)"),
     "match the size": "copy_ needs two tensors of the same shape: each master goes into its own piece",
 }
 
 
 def same_offloaded(student, t, without: int | None = None, first: bool = False):
-    """After one large step the pieces are the twin's; what the run returned, the pieces at the start, and the twin's pieces.
+    """After one large step the pieces are the twin's; what the run returned, the pieces at the start, and the
+    twin's pieces.
 
     ``first``: a step with all gradients comes before.
     """
-    values, steps = offload_case(t, t.integer(2, 4), without)
+    values, steps = twins.offload_case(t, t.integer(2, 4), without)
     if first:
         steps = [[(value - 2).sign() for value in values], *steps]
-    (got,) = explained(student, offloaded, [{"values": values, "steps": steps, **LARGE_STEP}], OFFLOADED).results
-    want = [master.bfloat16() for master in unsharded(*in_fp32(values, steps), **LARGE_STEP)]
-    for i, (piece, start) in enumerate(zip(got[0], values)):
-        if i != without:
-            message = "A piece has not changed: copy the new values of its master into the piece."
-            wrong_if(t, t.tensor(piece, "piece {i}", i=i), want[i], {message: start})
-        else:
-            message = "A piece without gradient has changed: its master needs None as gradient. Zeros, or an earlier gradient, move it."
-            t.that(near(t.tensor(piece, "piece {i}", i=i), want[i], rtol=2**-6, atol=0), message)
-        t.close(piece, want[i], "piece {i} after a step", i=i, rtol=2**-6, atol=0)
+    inputs = {"values": values, "steps": steps, **LARGE_STEP}
+    (got,) = explained(student, scenarios.offloaded, [inputs], OFFLOADED).results
+    want = [master.bfloat16() for master in twins.unsharded(*in_fp32(values, steps), **LARGE_STEP)]
+    near_enough = {"rtol": 2**-6, "atol": 0}
+    if without is not None:
+        message = (
+            "A piece without gradient has changed: its master needs None as gradient. Zeros, or an earlier "
+            "gradient, move it."
+        )
+        t.that(near(got[0][without], want[without], **near_enough), message)
+    message = "A piece has not changed: copy the new values of its master into the piece."
+    before = [want[i] if i == without else value for i, value in enumerate(values)]
+    same(t, got[0], want, "piece {i} after a step", {message: before}, **near_enough)
     return got, values, want
 
 
 def in_fp32(values, steps):
     """Pieces and gradients of masters."""
-    return [value.float() for value in values], [[None if grad is None else grad.float() for grad in grads] for grads in steps]
+    of_masters = [[None if grad is None else grad.float() for grad in grads] for grads in steps]
+    return [value.float() for value in values], of_masters
 
 
 @check("offload", points=2)
 def check_offloaded(student, t):
     "Masters in fp32 and pieces in 16 bits have the update of an unsharded optimiser"
     for dtype, how in ((torch.bfloat16, SMALL_STEPS), (torch.float16, SMALLER_STEPS)):
-        same_masters(student, t, how, *offload_case(t, t.integer(3, 4), steps=t.integer(13, 16), dtype=dtype))
+        same_masters(
+            student, t, how, *twins.offload_case(t, t.integer(3, 4), steps=t.integer(13, 16), dtype=dtype)
+        )
 
 
 def same_masters(student, t, how: dict, values: list[Tensor], steps: list[list[Tensor | None]]) -> None:
     """Masters and pieces are the twin's after small steps."""
     dtype = values[0].dtype
-    ((pieces, _, masters, _, made),) = explained(student, offloaded, [{"values": values, "steps": steps, **how}], OFFLOADED).results
-    want = unsharded(*in_fp32(values, steps), **how)
-    t.that(len(made) == 1, "make_optimizer is called {count} times: call it once, with the list of all masters", count=len(made))
-    t.that(all(each is True for each in made[0]), "a master is no nn.Parameter: make each one, nn.Parameter(...)")
-    for i, (piece, master) in enumerate(zip(pieces, t.items(masters, len(values), "the parameters that make_optimizer gets"))):
+    inputs, count = {"values": values, "steps": steps, **how}, len(steps)
+    ((pieces, _, masters, _, made),) = explained(student, scenarios.offloaded, [inputs], OFFLOADED).results
+    message = "make_optimizer is called {count} times: call it once, with the list of all masters"
+    t.that(len(made) == 1, message, count=len(made))
+    message = "a master is no nn.Parameter: make each one, nn.Parameter(...)"
+    t.that(all(each is True for each in made[0]), message)
+    message = (
+        "master {i} is {kind}, not torch.float32: an update of less than half the spacing of 16-bit numbers "
+        "is rounded away"
+    )
+    for i, master in enumerate(t.items(masters, len(values), "the parameters that make_optimizer gets")):
         kind = t.tensor(master, "master {i}", i=i).dtype
-        message = "master {i} is {kind}, not torch.float32: an update of less than half the spacing of 16-bit numbers is rounded away"
         t.that(kind == torch.float32, message, i=i, kind=str(kind))
-        message = (
-            "After {count} steps the masters are those of masters that are read back from the rounded pieces, so small updates are "
-            "lost: make the masters once, in __init__, and only write into the pieces"
-        )
-        rounded = read_back(values, steps, **how)[i]
-        early, late = rounded, rounded.to(dtype).float()  # before a step, or after it
-        wrong_if(t, master, want[i], {message: early}, rtol=1e-5, atol=1e-6, count=len(steps))
-        wrong_if(t, master, want[i], {message: late}, rtol=1e-5, atol=1e-6, count=len(steps))
-        t.close(master, want[i], "master {i} after {count} steps", i=i, count=len(steps), rtol=1e-5, atol=1e-6)
-        message = "A piece has not changed, although its master has: copy the new values into the piece."
-        wrong_if(t, t.tensor(piece, "piece {i}", i=i), want[i].to(dtype), {message: values[i]})
-        rounding = 2**-7 if dtype == torch.bfloat16 else 2**-10
-        t.close(
-            piece,
-            want[i].to(dtype),
-            "piece {i}, in {dtype}, after {count} steps",
-            i=i,
-            count=len(steps),
-            dtype=str(dtype),
-            rtol=rounding,
-            atol=0,
-        )
+    lost = (
+        "After {count} steps the masters are those of masters that are read back from the rounded pieces, so "
+        "small updates are lost: make the masters once, in __init__, and only write into the pieces"
+    )
+    want, before = twins.unsharded(*in_fp32(values, steps), **how), twins.read_back(values, steps, **how)
+    after = [rounded.to(dtype).float() for rounded in before]  # read back after a step, and not before it
+    wrong_if(t, masters, want, {lost: before}, rtol=1e-5, atol=1e-6, count=count)
+    what = "master {i} after {count} steps"
+    same(t, masters, want, what, {lost: after}, rtol=1e-5, atol=1e-6, count=count)
+    message = "A piece has not changed, although its master has: copy the new values into the piece."
+    rounding = 2**-7 if dtype == torch.bfloat16 else 2**-10
+    rounded = [master.to(dtype) for master in want]
+    what, values = "piece {i} after {count} steps, rounded to 16 bits", {message: values}
+    same(t, pieces, rounded, what, values, rtol=rounding, atol=0, count=count)
 
 
 @check("offload", points=1)
 def check_pieces_in_place(student, t):
     "The pieces are changed in place"
     (_, memory, *_), values, want = same_offloaded(student, t)
-    message = "A piece has new memory, and its old memory still has the old values. Use piece.data.copy_(...)."
-    for mine, before, its in zip(memory, values, want):
-        wrong_if(t, t.tensor(mine, "the memory of a piece"), its, {message: before})
-        t.close(mine, its, "the memory of a piece after a step", rtol=2**-6, atol=0)
+    message = "A piece has new memory, and the old one still has the old values. Use piece.data.copy_(...)."
+    same(t, memory, want, "the memory of piece {i} after a step", {message: values}, rtol=2**-6, atol=0)
 
 
 @check("offload", points=1)
@@ -705,7 +732,7 @@ def check_no_gradient_left(student, t):
     "After the step no gradient is left"
     (_, _, _, left, _), _, _ = same_offloaded(student, t)
     for found, who in zip(t.items(left, 2, "what is left"), ("piece", "master")):
-        message = "After the step a {who} still has a gradient: it needs memory until the next backward. Set {who}.grad to None"
+        message = "After the step a {who} still has a gradient, which needs memory. Set {who}.grad to None"
         t.that(found is False, message, who=who)
 
 

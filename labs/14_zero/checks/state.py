@@ -20,19 +20,39 @@ from .twins import measured_state, whole_case
 # -- 1 · state
 
 
-def same_state(student, t, stage: int, messages: dict[str, str], optimizer: str = "adamw", moments: int = 2) -> None:
-    """The student's bytes are the measured ones, on two ranks or more. ``messages``: the parts to compare, in this order."""
-    config = LlamaConfig(1024 * t.integer(1, 3), 64 * t.integer(2, 4), 256, num_layers=1, num_heads=4, num_kv_heads=4, head_dim=32)
+def same_state(
+    student, t, stage: int, messages: dict[str, str], optimizer: str = "adamw", moments: int = 2
+) -> None:
+    """The student's bytes are the measured ones, on two ranks or more. ``messages``: the parts to compare, in
+    this order."""
+    config = LlamaConfig(
+        1024 * t.integer(1, 3),
+        64 * t.integer(2, 4),
+        256,
+        num_layers=1,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=32,
+    )
     parameters = sum(parameters_by_part(config).values())
     world = t.choice([2, 8, 16, 32])  # it divides every first dimension: the function keeps the fractions
-    got, want = student.state_bytes(parameters, world, stage, moments), measured_state(config, world, stage, optimizer)
-    t.that(type(got) is dict and set(got) == set(want), "state_bytes should return a dict with weights, gradients and optimizer")
+    got, want = (
+        student.state_bytes(parameters, world, stage, moments),
+        measured_state(config, world, stage, optimizer),
+    )
+    t.that(
+        type(got) is dict and set(got) == set(want),
+        "state_bytes should return a dict with weights, gradients and optimizer",
+    )
     for part, message in messages.items():
         number = t.number(got[part], 'state_bytes(...)["{part}"]', part=part)
-        good = abs(number - want[part]) <= 0.02 * want[part] + 4096  # padding, and the optimiser's step counters
+        good = (
+            abs(number - want[part]) <= 0.02 * want[part] + 4096
+        )  # padding, and the optimiser's step counters
         t.that(
             bool(good),
-            'stage {stage}, world {world}, {parameters} parameters: "{part}" is {got:.0f} bytes, measured {want:.0f}. ' + message,
+            'stage {stage}, world {world}, {parameters} parameters: "{part}" is {got:.0f} bytes, measured '
+            "{want:.0f}. " + message,
             stage=stage,
             world=world,
             parameters=parameters,
@@ -50,7 +70,13 @@ STILL = "What an earlier stage divides, the later stages divide as well."
 def check_stage0(student, t):
     "Data parallelism: every rank holds everything"
     same_state(
-        student, t, 0, dict.fromkeys(("weights", "gradients", "optimizer"), "Each number has 4 bytes, AdamW keeps two; nothing is divided.")
+        student,
+        t,
+        0,
+        dict.fromkeys(
+            ("weights", "gradients", "optimizer"),
+            "Each number has 4 bytes, AdamW keeps two; nothing is divided.",
+        ),
     )
 
 
@@ -86,7 +112,8 @@ def bytes_of(student, t, *arguments: int) -> dict[str, float]:
     """The three parts that the student computes, as numbers."""
     got = student.state_bytes(*arguments)
     parts = ("weights", "gradients", "optimizer")
-    t.that(type(got) is dict and set(got) == set(parts), "state_bytes should return a dict with weights, gradients and optimizer")
+    message = "state_bytes should return a dict with weights, gradients and optimizer"
+    t.that(type(got) is dict and set(got) == set(parts), message)
     return {part: float(t.number(got[part], 'state_bytes(...)["{part}"]', part=part)) for part in parts}
 
 
@@ -97,21 +124,35 @@ def check_any_numbers(student, t):
         world, moments = t.choice([3, 5, 7, 9]), t.integer(3, 6)
         parameters = world * t.integer(100, 999) + 1
         where = {"stage": stage, "world": world, "parameters": parameters, "moments": moments}
-        alone, got = bytes_of(student, t, parameters, 1, stage, 1), bytes_of(student, t, parameters, world, stage, moments)
+        alone, got = (
+            bytes_of(student, t, parameters, 1, stage, 1),
+            bytes_of(student, t, parameters, world, stage, moments),
+        )
         for part, number in got.items():
             all_of_it = alone[part] * (moments if part == "optimizer" else 1)
             message = (
-                'stage {stage}, world {world}, {parameters} parameters, moments {moments}: "{part}" is {got} bytes. On one rank with one moment '
-                "it is {alone}: each moment has as many bytes, the others do not depend on moments, and a rank has all of a part or 1/{world} "
-                "of it, not rounded"
+                "stage {stage}, world {world}, {parameters} parameters, moments {moments}: the part {part} "
+                "has {got} bytes. On one rank with one moment it has {alone}: each moment has as many "
+                "bytes, the others do not depend on moments, and a rank has all of a part or 1/{world} of "
+                "it, not rounded"
             )
             fits = any(abs(number - right) <= 1e-9 * right for right in (all_of_it, all_of_it / world))
             t.that(fits, message, part=part, got=number, alone=alone[part], **where)
         nothing = bytes_of(student, t, parameters, world, stage, 0)["optimizer"]
-        message = 'stage {stage}, world {world}: "optimizer" is {got} bytes without moments, as for plain SGD, which keeps nothing'
+        message = (
+            'stage {stage}, world {world}: "optimizer" is {got} bytes without moments (plain SGD keeps '
+            "nothing)"
+        )
         t.that(nothing == 0, message, got=nothing, **where)
-        usual, two = bytes_of(student, t, parameters, world, stage), bytes_of(student, t, parameters, world, stage, 2)
-        t.that(usual == two, "stage {stage}: without its last argument state_bytes is not that of AdamW, moments=2", **where)
+        usual, two = (
+            bytes_of(student, t, parameters, world, stage),
+            bytes_of(student, t, parameters, world, stage, 2),
+        )
+        t.that(
+            usual == two,
+            "stage {stage}: without its last argument state_bytes is not that of AdamW, moments=2",
+            **where,
+        )
 
 
 # -- 2 · pieces
@@ -128,19 +169,16 @@ def pieces(student, t, tensor: Tensor, world: int) -> list[Tensor]:
         got = student.piece_of(tensor, rank, world)
         found.append(got)
         if type(got) is Tensor:
-            message = "the piece of rank {rank} of {world} is {got}, the tensor is {want}: a piece has the dtype of its tensor"
-            t.that(got.dtype == tensor.dtype, message, rank=rank, world=world, got=got.dtype, want=tensor.dtype)
+            message = (
+                "the piece of rank {rank} of {world} is {got}: a piece has the dtype of its tensor, {want}"
+            )
+            t.that(
+                got.dtype == tensor.dtype, message, rank=rank, world=world, got=got.dtype, want=tensor.dtype
+            )
         good = type(got) is Tensor and tuple(got.shape) == (size,)
         shape = tuple(got.shape) if type(got) is Tensor else type(got).__name__
-        t.that(
-            good,
-            "the piece of rank {rank} of {world}, of a tensor of shape {whole}, is {shape}, expected ({size},)",
-            rank=rank,
-            whole=tuple(tensor.shape),
-            world=world,
-            shape=shape,
-            size=size,
-        )
+        message = "the piece of rank {rank} of {world}, of a tensor {whole}, is {shape}, expected ({size},)"
+        t.that(good, message, rank=rank, whole=tuple(tensor.shape), world=world, shape=shape, size=size)
     return found
 
 
@@ -154,7 +192,9 @@ def undivided(t, world: int, dtype: torch.dtype, dimensions: int) -> Tensor:
         numel = math.prod(shape)
         return world == 1 or (numel % world > 0 and numel > (world - 1) ** 2)
 
-    shape = t.draw_until(lambda: tuple(t.integer(2, 6 if dimensions > 1 else 40) for _ in range(dimensions)), tells)
+    shape = t.draw_until(
+        lambda: tuple(t.integer(2, 6 if dimensions > 1 else 40) for _ in range(dimensions)), tells
+    )
     return (10 * t.normal(*shape)).to(dtype)
 
 
@@ -164,7 +204,8 @@ def check_pieces(student, t):
     for world, dtype, dimensions in zip((1, 2, 3, 4, t.integer(5, 8)), t.shuffled(DTYPES), (1, 2, 3, 2, 4)):
         tensor = undivided(t, world, dtype, dimensions)
         got = torch.cat(pieces(student, t, tensor, world))
-        t.close(got[: tensor.numel()], tensor.flatten(), "the pieces of all ranks together (world {world})", world=world, atol=0, rtol=0)
+        what = "the pieces of all ranks together (world {world})"
+        t.close(got[: tensor.numel()], tensor.flatten(), what, world=world, atol=0, rtol=0)
         t.that(not got[tensor.numel() :].any(), "the padding at the end should be zeros")
 
 
@@ -174,7 +215,10 @@ def check_copy(student, t):
     for world in (1, 2, 3):
         tensor = t.normal(world * t.integer(1, 3), t.integer(2, 4))
         after = student.run(separate, tensor=tensor, world=world)
-        message = "a change of a piece changes the tensor, {world} rank(s): piece_of returns a *view*, not a copy. Copy it with .clone()"
+        message = (
+            "a change of a piece changes the tensor, {world} rank(s): piece_of returns a *view*, not a "
+            "copy. Copy it with .clone()"
+        )
         t.that(type(after) is Tensor and bool(torch.equal(after, tensor)), message, world=world)
     value, numel, world = t.uniform(1.0, 2.0), 2 * MIB, t.integer(3, 5)
     run = student.ranks(one_piece, [{"value": value, "numel": numel}] * world)
@@ -184,8 +228,8 @@ def check_copy(student, t):
     shown[-1][(numel - (world - 1) * size + numel // 64 - 1) // (numel // 64) :] = 0.0  # padding
     every_rank(t, run, shown, "the piece of rank {rank} of {world}")
     message = (
-        "rank {rank} keeps {held:.2f} times the bytes of the tensor for a piece of 1/{world}: a slice is a *view* and "
-        "keeps the memory of the whole tensor. Copy it with .clone()"
+        "rank {rank} keeps {held:.2f} times the bytes of the tensor for a piece of 1/{world}: a slice is a "
+        "*view* and keeps the memory of the whole tensor. Copy it with .clone()"
     )
     holds_at_most(t, run, "the tensor is gone", 4 * size + ROOM, message, unit=4 * numel, world=world)
 
@@ -194,14 +238,18 @@ def check_copy(student, t):
 def check_whole(student, t):
     "whole restores the tensor on every rank, with one all-gather, for every shape and dtype"
     first, *dtypes = t.shuffled(DTYPES[1:])
-    for world, dtype, dimensions in zip((1, 2, t.integer(3, 4), t.integer(5, 6)), (first, torch.float32, *dtypes), (1, 2, 3, 4)):
+    for world, dtype, dimensions in zip(
+        (1, 2, t.integer(3, 4), t.integer(5, 6)), (first, torch.float32, *dtypes), (1, 2, 3, 4)
+    ):
         tensor, case = whole_case(undivided(t, world, dtype, dimensions), world)
         run = student.ranks(made_whole, case)
         t.that(run.results[0] is not None, NOTHING, name="whole")
         every_rank(t, run, tensor, "whole on rank {rank} of {world}", atol=0, rtol=0)
         padded = [world * own["piece"].nbytes for own in case]
         passes_only(t, run, [Kind.ALL_GATHER], "rank {rank} calls {kinds}: one all-gather is enough")
-        passes_exactly(t, run, padded, "rank {rank} passed {got} bytes, but one all-gather of {want} is enough", calls=1)
+        passes_exactly(
+            t, run, padded, "rank {rank} passed {got} bytes, but one all-gather of {want} is enough", calls=1
+        )
     uses_what_arrives(t, run, Kind.ALL_GATHER, t.integer(0, world - 1))
 
 
@@ -215,10 +263,8 @@ def check_few_numbers(student, t):
     t.that(bool(torch.equal(got[:few], tensor) and not got[few:].any()), wrong, few=few)
     for mine in student.ranks(made_whole, case).results:
         shape = tuple(t.tensor(mine, "whole on a rank").shape)
-        t.that(
-            shape == (few,),
-            "whole returns the shape {shape} for a tensor of {few} numbers on 5 ranks: cut off all padding",
-            shape=shape,
-            few=few,
+        message = (
+            "whole returns the shape {shape} for a tensor of {few} numbers on 5 ranks: cut off the padding"
         )
+        t.that(shape == (few,), message, shape=shape, few=few)
         t.close(mine, tensor, "whole of a tensor of {few} numbers on 5 ranks", few=few, atol=0, rtol=0)

@@ -1,4 +1,5 @@
-"""The references of the checks (a measured training step, one process with an unsharded optimiser) and their cases."""
+"""The references of the checks (a measured training step, one process with an unsharded optimiser) and their
+cases."""
 
 from __future__ import annotations
 
@@ -32,8 +33,15 @@ def whole_case(tensor: Tensor, world: int) -> tuple[Tensor, list[dict]]:
     return tensor, [{"piece": piece.clone(), "shape": list(tensor.shape)} for piece in padded.split(size)]
 
 
+def padded_bytes(tensors: list[Tensor], world: int) -> int:
+    """Bytes of the padded pieces of all ranks, in fp64."""
+    return sum(8 * world * -(-tensor.numel() // world) for tensor in tensors)
+
+
 @twin
-def unsharded(weights: list[Tensor], steps: list[list[Tensor | None]], name: str, options: dict) -> list[Tensor]:
+def unsharded(
+    weights: list[Tensor], steps: list[list[Tensor | None]], name: str, options: dict
+) -> list[Tensor]:
     """The same in one process."""
     parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
     optimizer = getattr(torch.optim, name)(parameters, **options)
@@ -45,7 +53,9 @@ def unsharded(weights: list[Tensor], steps: list[list[Tensor | None]], name: str
 
 
 @twin
-def without_memory(weights: list[Tensor], steps: list[list[Tensor | None]], name: str, options: dict) -> list[Tensor]:
+def without_memory(
+    weights: list[Tensor], steps: list[list[Tensor | None]], name: str, options: dict
+) -> list[Tensor]:
     """The same with a new optimiser in each step."""
     for grads in steps:
         weights = unsharded(weights, [grads], name, options)
@@ -59,7 +69,10 @@ def pieces_added(grad: Tensor, world: int) -> Tensor:
     return padded.view(world, size).sum(0).repeat(world)[: grad.numel()].view_as(grad)
 
 
-ADAMW = {"name": "AdamW", "options": {"lr": 0.05, "weight_decay": 0.1, "eps": 1e-15}}  # a small eps: the scale of gradients does not matter
+ADAMW = {
+    "name": "AdamW",
+    "options": {"lr": 0.05, "weight_decay": 0.1, "eps": 1e-15},
+}  # a small eps: the scale of gradients does not matter
 
 
 def shapes_of_parameters(t, world: int, count: int = 3) -> list[tuple[int, ...]]:
@@ -68,7 +81,10 @@ def shapes_of_parameters(t, world: int, count: int = 3) -> list[tuple[int, ...]]
     def draw(dimensions: int) -> tuple[int, ...]:
         return tuple(t.integer(2, 20 if dimensions == 1 else 6) for _ in range(dimensions))
 
-    return [t.draw_until(lambda i=i: draw(1 + i % 3), lambda shape: math.prod(shape) > (world - 1) ** 2) for i in range(1, count + 1)]
+    return [
+        t.draw_until(lambda i=i: draw(1 + i % 3), lambda shape: math.prod(shape) > (world - 1) ** 2)
+        for i in range(1, count + 1)
+    ]
 
 
 def steps_case(
@@ -79,9 +95,12 @@ def steps_case(
     missing: tuple[int, ...] | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[list[Tensor], list[list[Tensor | None]]]:
-    """Weights, and the gradients of ``count`` steps; ``without``: a parameter without gradient in the steps ``missing``, by default in all."""
+    """Weights, and the gradients of ``count`` steps; ``without``: a parameter without gradient in the steps
+    ``missing``, by default in all."""
     weights = [t.normal(*shape, dtype=dtype) for shape in shapes]
-    steps: list[list[Tensor | None]] = [[t.normal(*weight.shape, dtype=dtype) for weight in weights] for _ in range(count)]
+    steps: list[list[Tensor | None]] = [
+        [t.normal(*weight.shape, dtype=dtype) for weight in weights] for _ in range(count)
+    ]
     for step in (range(count) if missing is None else missing) if without is not None else ():
         steps[step][without] = None
     return weights, steps
@@ -121,7 +140,10 @@ def whole_gradients(weights: list[Tensor], batches: list[list[Tensor]]) -> list[
 def sums_of_gradients(seed: int, rows: int, width: int) -> list[float]:
     """Of whole gradients, in one process; all ranks have the same input."""
     random = torch.Generator().manual_seed(seed)
-    weights = [(3.5 * (torch.rand(width, width, generator=random) - 0.5) / width**0.5).requires_grad_() for _ in range(4)]
+    weights = [
+        (3.5 * (torch.rand(width, width, generator=random) - 0.5) / width**0.5).requires_grad_()
+        for _ in range(4)
+    ]
     x = torch.randn(rows, width, generator=random)
     for weight in weights:
         x = torch.tanh(x @ weight)
@@ -133,7 +155,10 @@ def sums_of_gradients(seed: int, rows: int, width: int) -> list[float]:
 def large_output(seed: int, width: int) -> tuple[Tensor, list[float]]:
     """In one process: the output, and the sums of the gradients."""
     random = torch.Generator().manual_seed(seed)
-    weights = [(3.5 * (torch.rand(width, width, generator=random) - 0.5) / width**0.5).requires_grad_() for _ in range(3)]
+    weights = [
+        (3.5 * (torch.rand(width, width, generator=random) - 0.5) / width**0.5).requires_grad_()
+        for _ in range(3)
+    ]
     x = torch.randn(2, width, generator=random)
     for weight in weights:
         x = torch.tanh(x @ weight.T)
@@ -142,7 +167,8 @@ def large_output(seed: int, width: int) -> tuple[Tensor, list[float]]:
 
 
 def linear_case(t, world: int, passes: int = 1) -> tuple[list[dict], list[Tensor], list[Tensor]]:
-    """Inputs and gradients of each rank, in every second pass of three dimensions; the weight and the averaged gradient of each pass."""
+    """Inputs and gradients of each rank, in every second pass of three dimensions; the weight and the
+    averaged gradient of each pass."""
     shape = (t.choice([7, 11]), t.choice([7, 11]))  # two to five ranks need padding
     first, later = drawn(t, *shape), [drawn(t, *shape) for _ in range(passes - 1)]
     weights = list(itertools.accumulate([first, *later]))
@@ -154,7 +180,10 @@ def linear_case(t, world: int, passes: int = 1) -> tuple[list[dict], list[Tensor
         }
         for _ in range(world)
     ]
-    means = [sum(of_weight(own["xs"][number], own["grads"][number]) for own in case) / world for number in range(passes)]
+    means = [
+        sum(of_weight(own["xs"][number], own["grads"][number]) for own in case) / world
+        for number in range(passes)
+    ]
     return [{**own, "weight": first, "later": later} for own in case], weights, means
 
 
@@ -184,11 +213,15 @@ def read_back(values: list[Tensor], steps: list[list[Tensor]], name: str, option
 def offload_case(
     t, count: int, without: int | None = None, steps: int = 1, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[list[Tensor], list[list[Tensor | None]]]:
-    """``count`` pieces between 1 and 2, and gradients that keep their sign; ``without``: a piece without gradients."""
+    """``count`` pieces between 1 and 2, and gradients that keep their sign; ``without``: a piece without
+    gradients."""
     values = [(1.5 + t.normal(t.integer(4, 9)).clamp(-2, 2) / 5).to(dtype) for _ in range(count)]
     signs = [t.normal(len(value)).sign() for value in values]
     grads = [
-        [None if i == without else (sign * (1 + t.normal(len(sign)).abs() / 10)).to(dtype) for i, sign in enumerate(signs)]
+        [
+            None if i == without else (sign * (1 + t.normal(len(sign)).abs() / 10)).to(dtype)
+            for i, sign in enumerate(signs)
+        ]
         for _ in range(steps)
     ]
     return values, grads

@@ -179,9 +179,7 @@ def check_same_tensors(student, t):
         )
         t.that(got != "storage", message)
         inner = 1 - torch.tanh(x @ weight).square()
-        what = (
-            "gradient {i} (of the input, and of the whole weight) of a unit that was freed and gathered again"
-        )
+        what = "gradient {i} (of input and whole weight) of a unit that was freed and gathered again"
         same(t, got, [inner @ weight.T, x.T @ inner], what, rtol=1e-3, atol=1e-5)
 
 
@@ -214,7 +212,7 @@ def check_freed(student, t):
     holds_at_most(t, run, "after reshard", row + ROOM, message, row=row / MIB)
     for rank, size in enumerate(sizes):
         message = (
-            "after reshard the storage of a whole parameter on rank {rank} has {size} bytes: resize it to 0"
+            "after reshard the storage of a whole parameter of rank {rank} has {size} bytes: resize it to 0"
         )
         t.that(not size, message, rank=rank, size=size)
 
@@ -232,25 +230,17 @@ def check_shards_back(student, t):
         )
         t.that(word != "tensor", message)
         message = (
-            "a whole parameter has another storage after reshard: resize its own to 0; a view of it may be "
-            "saved"
+            "a whole parameter has another storage after reshard: resize its own to 0, a view may be saved"
         )
         t.that(word != "storage", message)
         for i, size in enumerate(t.items(sizes, len(tensors), "the sizes")):
-            message = (
-                "never freed: after reshard the storage of whole parameter {i} has {size} bytes; resize it "
-                "to 0"
-            )
+            message = "never freed: the storage of whole parameter {i} has {size} bytes; resize it to 0"
             t.that(not size, message, i=i, size=size)
         for shape, whole in zip(t.items(shapes, len(tensors), "the shapes"), tensors):
-            message = (
-                "a whole parameter of shape {want} has shape {shape} after reshard: only its storage is freed"
-            )
+            message = "a whole parameter of shape {want} has shape {shape}: only its storage is freed"
             t.that(shape == list(whole.shape), message, want=list(whole.shape), shape=shape)
         for i, mine in enumerate(t.items(held, len(tensors), "the parameters")):
-            message = (
-                "the module of parameter {i} still has the whole one, which is freed: call put(unit, False)"
-            )
+            message = "the module of parameter {i} still has the whole one, which is freed: put(unit, False)"
             t.that(mine is not None, message, i=i)
         rows = [rows_of(whole, rank, 2) for whole in tensors]
         same(t, held, rows, "parameter {i} in its module on rank {rank}", rank=rank, **EXACT)
@@ -268,10 +258,7 @@ def check_row_untouched(student, t):
         message = "not tested yet: reshard does nothing, the modules still have the whole parameters"
         t.that(changed, message)
         good = type(row) is Tensor and bool(torch.equal(row, packed_row(tensors, rank, 2)))
-        message = (
-            "After unshard and reshard the row of rank {rank} has changed: with bf16 it is rounded in every "
-            "step."
-        )
+        message = "After reshard the row of rank {rank} has changed: with bf16 it is rounded in every step."
         t.that(good, message, rank=rank)
 
 
@@ -303,7 +290,7 @@ def reduce_run(student, t, world: int, passes=1, frozen=(), unused=(), compute=N
         if passes > 1:
             untouched = type(row) is Tensor and torch.equal(row, packed_row(tensors, rank, world))
             message = (
-                "reduce_gradients has changed unit.row on rank {rank}, the weights: receive in a new row"
+                "reduce_gradients has changed unit.row on rank {rank}, the weights: receive in a new one"
             )
             t.that(bool(untouched), message, rank=rank)
             message = (
@@ -317,9 +304,7 @@ def reduce_run(student, t, world: int, passes=1, frozen=(), unused=(), compute=N
             mean_rows(some, [shapes[i] for i in trained], rank) for some in (of_trained, of_trained[-1:])
         )
         summed = "summed instead of averaged: the gradients on {world} ranks are {world} times too large"
-        lost = (
-            "only the last micro-batch is left: add the result to the gradient that is already in shard.grad"
-        )
+        lost = "only the last micro-batch is left: add the result to the gradient that is in shard.grad"
         mistakes = {summed: [world * right for right in want], lost: last}
         if nudge is not None and nudge.rank == rank:
             want[0] = nudged(got[trained[0]], want[0], nudge, world)
@@ -378,8 +363,7 @@ def check_frozen_and_unused(student, t):
     "Frozen parameters send nothing, unused ones zeros"
     run, trained = reduce_run(student, t, 2, frozen=(t.integer(0, 1),), unused=(2,))
     message = (
-        "rank {rank} passed {got} bytes, but the gradients of the trained parameters have {want}: send "
-        "these, and no others"
+        "rank {rank} passed {got} bytes, but the trained parameters have {want}: send these, and no others"
     )
     passes_exactly(t, run, packed_bytes(trained, 2, 4), message)
 

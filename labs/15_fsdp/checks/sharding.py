@@ -154,9 +154,7 @@ def check_own_rows(student, t):
                 "ceil(length / N) rows, and the last ones have what is left"
             )
             t.that(got == want or got != even, message, **where, mine=len(got), right=len(want))
-            message = (
-                "own_rows({length}, {rank}, {world}) is {got}, not {want}: there may be thousands of rows"
-            )
+            message = "own_rows({length}, {rank}, {world}) is {got}, not {want}: try thousands of rows"
             ends = (want[0], want[-1] + 1) if length > 1000 else (start, stop)
             t.that((start, stop) == ends, message, **where, got=(start, stop), want=ends)
             t.equal(got, want, "the rows of rank {rank} of {world}, of {length}", **where)
@@ -170,10 +168,7 @@ def check_ranks_without_rows(student, t):
         start, stop = t.items(student.own_rows(length, rank, 7), 2, "own_rows(length, rank, world)")
         t.that(type(start) is int and type(stop) is int, "own_rows should return integers")
         want = (rank, rank + 1) if rank < length else (length, length)
-        message = (
-            "own_rows({length}, {rank}, 7) is {got}, not {want}: start and stop are `length` for a rank "
-            "without rows"
-        )
+        message = "own_rows({length}, {rank}, 7) is {got}, not {want}: twice `length` for a rank without rows"
         t.that((start, stop) == want, message, length=length, rank=rank, got=(start, stop), want=want)
 
 
@@ -223,10 +218,7 @@ def check_unit_of(student, t):
         why = "layers.10.norm also begins with layers.1: a prefix needs its dot, layers.1."
         same_unit(student, t, [f"{block}.{weight}"], some, block, why)
     for name in ("norm.weight", f"layers.{t.integer(20, 99)}.{weight}", f"encoder.layers.1.{weight}"):
-        why = (
-            "this parameter is in none of the blocks. A name is in the block layers.1 if it begins with "
-            "layers.1."
-        )
+        why = "this parameter is in no block. A name is in the block layers.1 if it begins with layers.1."
         same_unit(student, t, [name], blocks[:3], None, why)
 
 

@@ -100,9 +100,7 @@ def explain(got: Sequence[str], want: Sequence[str], blocks: int) -> str:
     if missing := [step for step in want if step not in got]:
         return f"'{missing[0]}' is missing. {where}"
     if found.startswith("gather") and right.startswith("reduce"):
-        early = (
-            "three units are whole: the next block is gathered before the previous one is reduced and freed"
-        )
+        early = "three units are whole: the next block is gathered before the last one is reduced and freed"
         cause = "watch_input should register its hook on arg.view_as(arg), and return that tensor"
         return f"{early}. {cause}. {where}"
     return f"the order is wrong. {where}"
@@ -224,13 +222,9 @@ def frees_units(t, run, parts: list[str], times: int) -> None:
             values = {"when": "forward" if place < blocks else "backward", "unit": _unit(want[place][1])}
             t.that(held == want[place], message, **values, rank=rank, more=[_unit(unit) for unit in held])
         left = [_unit(unit) for unit in last if unit or "backward" in parts]
-        message = (
-            "never freed: at the end {left} of rank {rank} still have memory. Free a unit with reshard(unit)"
-        )
+        message = "never freed: at the end {left} of rank {rank} still have memory. Call reshard(unit)"
         t.that(not left, message, left=left, rank=rank)
-        message = (
-            "a whole parameter has another storage than at the beginning: autograd may have saved its own one"
-        )
+        message = "a whole parameter has another storage than at the beginning: autograd may have saved that"
         t.that(not moved, message)
 
 
@@ -493,9 +487,7 @@ def state_run(student, t, world: int, compute=None, tied=False, buffer: Tensor |
         what = "{name} in the state of rank {rank} of {world}"
         same(t, got, scaled, what, {before: state}, **EXACT, **where)
         same(t, got, seen, what, **EXACT, **where)
-        message = (
-            "the state has layers.0.scratch, a buffer registered with persistent=False, unlike state_dict()"
-        )
+        message = "the state has layers.0.scratch, a buffer that is registered with persistent=False"
         t.that("layers.0.scratch" not in got, message)
         more = sorted({str(name) for name in got} - {*scaled, *seen})[:3]
         t.that(not more, "the state has names that the model lacks: {names}", names=more)
@@ -677,10 +669,7 @@ def check_masters(student, t):
     )
     for rank, (losses, shards, _) in enumerate(run.results):
         got = t.number(t.items(losses, 1, "the losses")[0], "the loss")
-        message = (
-            "the loss of rank {rank} is {got}, not {loss}: in bf16 it is rounded. Compute it from "
-            "logits.float()"
-        )
+        message = "the loss of rank {rank} is {got}, not {loss}: in bf16 it is rounded. Use logits.float()"
         t.that(abs(got - loss) <= 3e-4 * loss, message, rank=rank, got=got, loss=loss)
         off = []
         for name, value in want.items():

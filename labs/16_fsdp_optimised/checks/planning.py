@@ -1,14 +1,14 @@
 """The visible checks that need one process. Those of ranks are in ``runs.py``.
 
-Plans are followed action by action; costs are compared with a simulation and with the best of all cuts (``twins.py``).
+Plans are followed action by action; costs are compared with a simulation and with the best of all cuts
+(``twins.py``).
 """
-
-# ruff: noqa: F821 - the process that runs scenarios defines torch, dist and mark
 
 from __future__ import annotations
 
 from itertools import pairwise
 
+import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import check, scenario
@@ -31,9 +31,50 @@ KINDS = ("gather", "forward", "backward", "free", "reduce")
 # -- the code that calls the student's functions
 
 
+class Block(torch.nn.Module):
+    def __init__(self, depth):
+        super().__init__()
+        self.depth, self.weight = depth, None
+
+    def forward(self, x):
+        for _ in range(self.depth):
+            x = torch.tanh(x * self.weight)
+        return x
+
+
+def bring(shard):
+    """A hook that sets the weight before forward."""
+
+    def hook(module, args):
+        module.weight = shard + shard
+
+    return hook
+
+
+def take(module, args, output):
+    """A hook that removes the weight after forward."""
+    module.weight = None
+
+
+def adds(amount):
+    """A backend of the compiler that adds ``amount`` per operation of a graph to its outputs."""
+
+    def backend(graph, example_inputs):
+        calls = ("call_function", "call_method", "call_module")
+        more = amount * sum(node.op in calls for node in graph.graph.nodes)
+
+        def run(*args):
+            return [value + more if torch.is_tensor(value) else value for value in graph.forward(*args)]
+
+        return run
+
+    return backend
+
+
 @scenario
 def compiled_blocks(student, rank, world, shards, depths, x, amount, hooks):
-    """Run blocks whose hooks set and remove their weight; a graph adds ``amount`` per operation to its outputs.
+    """Run blocks whose hooks set and remove their weight; a graph adds ``amount`` per operation to its
+    outputs.
 
     Returns the output, and the line that calls ``torch.compile``, for the message.
     """
@@ -51,33 +92,6 @@ def compiled_blocks(student, rank, world, shards, depths, x, amount, hooks):
         lines.append(linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()[:120])
         return compiler(*args, **kwargs)
 
-    class Block(torch.nn.Module):
-        def __init__(self, depth):
-            super().__init__()
-            self.depth, self.weight = depth, None
-
-        def forward(self, x):
-            for _ in range(self.depth):
-                x = torch.tanh(x * self.weight)
-            return x
-
-    def bring(shard):
-        def hook(module, args):
-            module.weight = shard + shard
-
-        return hook
-
-    def take(module, args, output):
-        module.weight = None
-
-    def backend(graph_module, example_inputs):
-        operations = sum(node.op in ("call_function", "call_method", "call_module") for node in graph_module.graph.nodes)
-
-        def run(*args):
-            return [output + operations * amount if torch.is_tensor(output) else output for output in graph_module.forward(*args)]
-
-        return run
-
     torch._dynamo.reset()
     blocks = torch.nn.ModuleList([Block(depth) for depth in depths])
     for block, shard in zip(blocks, shards):
@@ -87,7 +101,7 @@ def compiled_blocks(student, rank, world, shards, depths, x, amount, hooks):
         else:
             block.weight = shard + shard
     with mock.patch.object(torch, "compile", watched):
-        student.compile_blocks(blocks, backend)
+        student.compile_blocks(blocks, adds(amount))
     with torch.no_grad():
         for block in blocks:
             x = block(x)
@@ -109,18 +123,16 @@ def read_plan(student, t, units: int, reshard: bool = True) -> Table:
     t.that(type(got) is list, "{name} must be a list of pairs", name=name)
     for action in got:
         where = {"name": name, "action": action, "last": units - 1}
-        t.that(type(action) is tuple, '{name} has {action}: an action is a tuple, such as ("gather", 0)', **where)
+        message = '{name} has {action}: an action is a tuple, such as ("gather", 0)'
+        t.that(type(action) is tuple, message, **where)
         pair = [type(part) for part in action] == [str, int] and action[0] in KINDS
-        t.that(bool(pair), '{name} has {action}: an action is ("gather", k) or one of the other four kinds', **where)
+        message = '{name} has {action}: an action is ("gather", k) or one of the other four kinds'
+        t.that(bool(pair), message, **where)
         t.that(0 <= action[1] < units, "{name} has {action}: its units have the numbers 0 to {last}", **where)
     computed = [action for action in got if action[0] in ("forward", "backward")]
     wanted = [("forward", k) for k in range(units)] + [("backward", k) for k in reversed(range(units))]
-    t.that(
-        computed == wanted,
-        "{name} computes {got}, not the forwards 0, 1, ..., then the backwards in the opposite order",
-        name=name,
-        got=computed,
-    )
+    message = "{name} computes {got}, not the forwards 0, 1, ..., then the backwards in the opposite order"
+    t.that(computed == wanted, message, name=name, got=computed)
     return got
 
 
@@ -150,12 +162,18 @@ def legal(t, table: Table, units: int, name: str) -> None:
         kind, k = action
         where = {"name": name, "kind": kind, "k": k}
         if kind in ("forward", "backward"):
-            t.that(k in before, "{name}: {kind} {k} computes a unit that is not gathered, or already freed", **where)
-            unreduced = [other for what, other in done if what == "backward" and ("reduce", other) not in done]
-            message = "{name}: {kind} {k} begins before the reduction of the gradient of unit {other} starts, so they do not overlap"
+            message = "{name}: {kind} {k} computes a unit that is not gathered, or already freed"
+            t.that(k in before, message, **where)
+            backwards = [other for what, other in done if what == "backward"]
+            unreduced = [other for other in backwards if ("reduce", other) not in done]
+            message = (
+                "{name}: {kind} {k} begins before the reduction of the gradient of unit {other} starts, so "
+                "they do not overlap"
+            )
             t.that(not unreduced, message, other=unreduced[0] if unreduced else k, **where)
         if kind == "gather":
-            t.that(k not in before, "{name}: unit {k} is gathered while it is already whole or in transit", **where)
+            message = "{name}: unit {k} is gathered while it is already whole or in transit"
+            t.that(k not in before, message, **where)
         if kind == "free":
             t.that(k in before, "{name}: unit {k} is freed while it is already free", **where)
         if kind == "reduce":
@@ -165,7 +183,8 @@ def legal(t, table: Table, units: int, name: str) -> None:
         done.append(action)
     t.that(not before, "{name}: at the end units {left} are still whole", name=name, left=sorted(before))
     missing = [k for k in range(units) if ("reduce", k) not in table]
-    t.that(not missing, "{name}: the gradients of units {missing} are never reduced", name=name, missing=missing)
+    message = "{name}: the gradients of units {missing} are never reduced"
+    t.that(not missing, message, name=name, missing=missing)
 
 
 @check("plan", points=1)
@@ -174,9 +193,13 @@ def check_next_is_under_way(student, t):
     for units in (2, t.integer(3, 6), t.integer(7, 12)):
         for reshard in (True, False):
             table = read_plan(student, t, units, reshard)
-            computed = [(action, whole) for action, whole in zip(table, whole_after_each(table)) if action[0] in ("forward", "backward")]
+            held = zip(table, whole_after_each(table))
+            computed = [step for step in held if step[0][0] in ("forward", "backward")]
             for ((kind, k), whole), ((_, following), _) in pairwise(computed):
-                message = "{name}: {kind} {k} computes before the gather of unit {following} starts, so the rank waits for its message"
+                message = (
+                    "{name}: {kind} {k} computes before the gather of unit {following} starts, so the rank "
+                    "waits for its message"
+                )
                 where = {"name": called(units, reshard), "kind": kind, "k": k, "following": following}
                 t.that(following in whole, message, **where)
 
@@ -187,7 +210,9 @@ def check_two_units(student, t):
     for units in (2, t.integer(3, 6), t.integer(7, 12)):
         table = read_plan(student, t, units)
         for (kind, k), whole in zip(table, whole_after_each(table)):
-            message = "plan({units}): after {kind} {k} the units {whole} are whole or in transit, but two are enough"
+            message = (
+                "plan({units}): after {kind} {k} the units {whole} are whole or in transit: two are enough"
+            )
             t.that(len(whole) <= 2, message, units=units, kind=kind, k=k, whole=sorted(whole))
 
 
@@ -197,12 +222,11 @@ def check_kept_whole(student, t):
     units = t.integer(3, 8)
     table = read_plan(student, t, units, reshard=False)
     gathers = sorted(k for kind, k in table if kind == "gather")
-    t.that(
-        gathers == list(range(units)),
-        "plan({units}, reshard=False) gathers the units {gathers}: each unit is gathered once, and stays whole until the end of its backward",
-        units=units,
-        gathers=gathers,
+    message = (
+        "plan({units}, reshard=False) gathers the units {gathers}: each unit is gathered once, and stays "
+        "whole until the end of its backward"
     )
+    t.that(gathers == list(range(units)), message, units=units, gathers=gathers)
 
 
 @check("plan", points=1)
@@ -210,10 +234,13 @@ def check_no_gather_too_many(student, t):
     "Backward begins with a unit that is already whole"
     units = t.integer(3, 8)
     gathered = [k for kind, k in read_plan(student, t, units) if kind == "gather"]
-    message = "plan({units}) gathers unit {last} more than once: the last unit of forward is the first of backward, so it stays whole"
+    message = (
+        "plan({units}) gathers unit {last} more than once: the last unit of forward is the first of "
+        "backward, so it stays whole"
+    )
     t.that(gathered.count(units - 1) <= 1, message, units=units, last=units - 1)
     for k in range(units - 1):
-        message = "plan({units}) gathers unit {k} more than twice: once for forward and once for backward are enough"
+        message = "plan({units}) gathers unit {k} more than twice, not once for forward and once for backward"
         t.that(gathered.count(k) <= 2, message, units=units, k=k)
 
 
@@ -223,7 +250,8 @@ def check_no_gather_too_many(student, t):
 def policies(t) -> tuple[list[int], int, list[int]]:
     """Draw units of uneven sizes, the number of ranks, and the three policies.
 
-    The two largest units are no neighbours, and units come before the largest pair of neighbours: otherwise two mistakes give the right peak.
+    The two largest units are no neighbours, and units come before the largest pair of neighbours: otherwise
+    two mistakes give the right peak.
     """
     group = t.integer(2, 4)
     world = group * t.integer(2, 4)
@@ -232,13 +260,20 @@ def policies(t) -> tuple[list[int], int, list[int]]:
         first, *others = (sum(pair) for pair in pairwise(units))
         return sum(sorted(units)[-2:]) > max(others) > first
 
-    return t.draw_until(lambda: [2**10 * t.integer(1, 60) for _ in range(t.integer(4, 9))], tells), world, [world, group, 1]
+    def draw() -> list[int]:
+        return [2**10 * t.integer(1, 60) for _ in range(t.integer(4, 9))]
+
+    return t.draw_until(draw, tells), world, [world, group, 1]
 
 
 def cost(student, t, units: list[int], world: int, keep: int) -> list[float]:
     """Return the student's two numbers."""
     got = t.items(student.gather_cost(units, world, keep), 2, "gather_cost(units, world, keep)")
     return [t.number(value, "gather_cost(...)[{i}]", i=i) for i, value in enumerate(got)]
+
+
+TWO_LARGEST = "the peak is that of the two largest units, but a unit is whole together with its neighbour"
+WITH_SHARDS = "with keep = world the peak counts shards: a rank keeps its shard, which is not gathered"
 
 
 @check("policy", points=2)
@@ -249,14 +284,9 @@ def check_peak(student, t):
         for keep in keeps:
             what = "the peak for units of {units} bytes on {world} ranks with keep = {keep}"
             got, want = cost(student, t, units, world, keep)[0], followed(units, world, keep)[0]
-            mistakes = {
-                "the peak is that of the two largest units, but a unit is whole together with its neighbour": sum(sorted(units)[-2:]),
-                "with keep = world the peak counts shards: a rank keeps only its shard, which is not gathered": followed(
-                    units, world, keep, shards_count=True
-                )[0],
-            }
             if keep == world:
-                wrong_if(t, got, want, mistakes)
+                largest, shards = sum(sorted(units)[-2:]), followed(units, world, keep, shards_count=True)[0]
+                wrong_if(t, got, want, {TWO_LARGEST: largest, WITH_SHARDS: shards})
             t.close(got, want, what, units=units, world=world, keep=keep)
 
 
@@ -269,7 +299,8 @@ def check_sent(student, t):
             what = "the bytes sent for units of {units} bytes on {world} ranks with keep = {keep}"
             got, want = cost(student, t, units, world, keep)[1], followed(units, world, keep)[1]
             last_again = keep > 1 and abs(got - want - units[-1] * (keep - 1) / keep) <= 1e-6 * want
-            t.that(not last_again, "your count gathers the last unit a second time: backward begins with it, so it stays whole")
+            message = "your count gathers the last unit a second time: backward begins with it"
+            t.that(not last_again, message)
             t.close(got, want, what, units=units, world=world, keep=keep)
 
 
@@ -283,9 +314,12 @@ def timed_blocks(t, blocks: int, busy: float) -> tuple[Blocks, float, float]:
 
 
 TELLING: tuple[tuple[Blocks, float, float], ...] = (
-    ([(1000, 5.0), (1000, 1.0), (3000, 1.0)], 1.0, 1e-3),  # unit 0 computes longer than the messages of units 1 and 2 need
-    ([(3000, 1.0), (1000, 6.0), (2000, 2.0), (500, 4.0)], 0.5, 1e-3),  # no two neighbours have the same order of message and computing
-    ([(500, 1.0), (4000, 1.0), (500, 1.0), (4000, 3.0)], 1.0, 1e-3),  # the messages take longer
+    # unit 0 computes longer than the messages of units 1 and 2 need
+    ([(1000, 5.0), (1000, 1.0), (3000, 1.0)], 1.0, 1e-3),
+    # no two neighbours have the same order of message and computing
+    ([(3000, 1.0), (1000, 6.0), (2000, 2.0), (500, 4.0)], 0.5, 1e-3),
+    # the messages take longer
+    ([(500, 1.0), (4000, 1.0), (500, 1.0), (4000, 3.0)], 1.0, 1e-3),
 )
 """Units, alpha and beta that give another time to each known mistake."""
 
@@ -296,6 +330,15 @@ def scaled(case: tuple[Blocks, float, float], factor: float) -> tuple[Blocks, fl
     return [(size, factor * seconds) for size, seconds in units], factor * alpha, factor * beta
 
 
+NO_OVERLAP = (
+    "this is the time when nothing overlaps: the message of unit k+1 is in transit while unit k computes"
+)
+AT_ONCE = (
+    "this is the time when all gathers start at the beginning: the gather of unit k+1 starts when unit k "
+    "begins to compute"
+)
+
+
 @check("wrapping", points=1)
 def check_forward_time(student, t):
     "The time of a forward pass"
@@ -303,15 +346,8 @@ def check_forward_time(student, t):
     for units, alpha, beta in [*(scaled(case, t.uniform(0.5, 2.0)) for case in TELLING), *drawn]:
         want = by_the_clock(units, alpha, beta)
         got = t.number(student.forward_time(units, alpha, beta), "forward_time(...)")
-        mistakes = {
-            "this is the time when nothing overlaps: the message of unit k+1 is in transit while unit k computes": sum(
-                alpha + beta * size + seconds for size, seconds in units
-            ),
-            "this is the time when all gathers start at the beginning: the gather of unit k+1 starts when unit k begins to compute": all_at_once(
-                units, alpha, beta
-            ),
-        }
-        wrong_if(t, got, want, mistakes)
+        alone = sum(alpha + beta * size + seconds for size, seconds in units)
+        wrong_if(t, got, want, {NO_OVERLAP: alone, AT_ONCE: all_at_once(units, alpha, beta)})
         where = {"blocks": len(units), "alpha": alpha, "beta": beta}
         t.close(got, want, "forward_time of {blocks} units, alpha {alpha:.2f}, beta {beta:.2g}", **where)
 
@@ -320,11 +356,11 @@ def chosen(student, t, blocks: Blocks, limit: int, alpha: float, beta: float) ->
     """Return the student's units; check that they have all blocks and fit."""
     counts = student.choose_units(blocks, limit, alpha, beta)
     good = type(counts) is list and bool(counts) and all(type(count) is int and count > 0 for count in counts)
-    t.that(good and sum(counts) == len(blocks), "choose_units returns {counts} for {n} blocks", counts=counts, n=len(blocks))
+    message = "choose_units returns {counts} for {n} blocks"
+    t.that(good and sum(counts) == len(blocks), message, counts=counts, n=len(blocks))
     units = joined(blocks, counts)
-    t.that(
-        not too_large(units, limit), "choose_units returns {counts}: two successive units have more than the limit together", counts=counts
-    )
+    message = "choose_units returns {counts}: two successive units have more than the limit together"
+    t.that(not too_large(units, limit), message, counts=counts)
     return units
 
 
@@ -334,7 +370,8 @@ def check_choice(student, t):
     for busy in (0.3, 1.0, 1.0, 3.0):
         blocks, alpha, beta = timed_blocks(t, t.integer(6, 8), busy)
         limit = max(sum(size for size, _ in blocks[k : k + 4]) for k in range(len(blocks)))
-        got, want = by_the_clock(chosen(student, t, blocks, limit, alpha, beta), alpha, beta), least_time(blocks, limit, alpha, beta)
+        got = by_the_clock(chosen(student, t, blocks, limit, alpha, beta), alpha, beta)
+        want = least_time(blocks, limit, alpha, beta)
         t.close(got, want, "the forward time of your units for {n} blocks", n=len(blocks), rtol=1e-6)
 
 
@@ -358,21 +395,30 @@ def amounts_without(missing: list[int], number: int, amount: float) -> list[floa
 
 
 def blocks_differ(depths: list[int], shards: list[Tensor], x: Tensor, amount: float) -> bool:
-    """Return whether the output shows each mistake: tanh forgets its input after some layers, or where it is large."""
+    """Return whether the output shows each mistake: tanh forgets its input after some layers, or where it is
+    large."""
     number = len(depths)
     amounts = [amount] * number
     right = through_blocks(shards, depths, x, amounts)
-    wrong = [through_blocks(shards, depths, x, [0.0] * number)]
-    wrong += [through_blocks(shards, depths, x, amounts_without(missing, number, amount)) for missing in some_left_out(number)]
-    if number > 1:
-        wrong += [through_blocks([shard] * number, [depth] * number, x, amounts) for shard, depth in zip(shards, depths)]
+    others = [
+        [0.0] * number,
+        *(amounts_without(missing, number, amount) for missing in some_left_out(number)),
+    ]
+    wrong = [through_blocks(shards, depths, x, other) for other in others]
+    for shard, depth in zip(shards, depths) if number > 1 else ():
+        wrong.append(through_blocks([shard] * number, [depth] * number, x, amounts))
     return all(bool((right - other).abs().max() > 0.01) for other in wrong)
 
 
 def compiled(student, t, depths: list[int], hooks: bool = True) -> None:
     """Check that each block is one graph, without operations of its hooks."""
-    shards, x, amount = t.draw_until(lambda: block_case(t, len(depths)), lambda case: blocks_differ(depths, *case))
-    (result,) = student.ranks(compiled_blocks, [{"shards": shards, "depths": depths, "x": x, "amount": amount, "hooks": hooks}]).results
+
+    def draw() -> tuple[list[Tensor], Tensor, float]:
+        return block_case(t, len(depths))
+
+    shards, x, amount = t.draw_until(draw, lambda case: blocks_differ(depths, *case))
+    inputs = {"shards": shards, "depths": depths, "x": x, "amount": amount, "hooks": hooks}
+    (result,) = student.ranks(compiled_blocks, [inputs]).results
     got, line = t.items(result, 2, "the output of the compiled blocks and the line that compiles")
     got = t.tensor(got, "the output of the compiled blocks", shape=x.shape)
     call, number = f"`{line}`" if type(line) is str and line else "compile_blocks", len(depths)
@@ -384,24 +430,32 @@ def compiled(student, t, depths: list[int], hooks: bool = True) -> None:
     t.that(not plain, "the output is right, but the backend received no graph: the blocks are not compiled")
     for missing in some_left_out(number):
         some = is_output_of(shards, depths, amounts_without(missing, number, amount))
-        message = "the backend received no graph of blocks {missing} of {number}, counted from 0: {call} runs for the other blocks only"
+        message = (
+            "the backend received no graph of blocks {missing} of {number}, counted from 0: {call} runs for "
+            "the other blocks only"
+        )
         t.that(not some, message, missing=missing, number=number, call=call)
     for k in range(number if number > 1 else 0):
         same = is_output_of([shards[k]] * number, [depths[k]] * number, [amount] * number)
         message = (
-            "every block computes what block {k} does, counted from 0. A function that is defined in a loop looks its names up when it is called, "
-            "and then they have their last values. Assign the result of {call} itself to block.forward"
+            "every block computes what block {k} does, counted from 0. A function that is defined in a loop "
+            "looks its names up when it is called, and then they have their last values. Assign the result "
+            "of {call} itself to block.forward"
         )
         t.that(not same, message, k=k, call=call)
     added = (got - through_blocks(shards, depths, x, [0.0] * number)) / amount
-    # The addition of the hook is one more operation of the graph of the block, or a separate graph that changes the weight.
+    # The addition of the hook is one more operation of the graph of the block, or a separate graph that
+    # changes the weight.
     one_graph = bool((added - (2 * depths[0] + 1)).abs().max() < 0.01)
     hooks_too = hooks and (one_graph or is_output_of([shards[0] + amount / 2], depths, [amount]))
-    message = "the backend received the operations of the hooks too: {call} compiles the call of the block, which runs its hooks. Compile block.forward"
+    message = (
+        "the backend received the operations of the hooks too: {call} compiles the call of the block, which "
+        "runs its hooks. Compile block.forward"
+    )
     t.that(not hooks_too, message, call=call)
     message = (
-        "the {number} blocks should be graphs of {operations} operations, and the output is not that of these graphs. {call} should "
-        "compile the forward of each block, and nothing else"
+        "the {number} blocks should be graphs of {operations} operations, and the output is not that of "
+        "these graphs. {call} should compile the forward of each block, and nothing else"
     )
     right = is_output_of(shards, depths, [amount] * number)
     t.that(right, message, operations=[2 * depth for depth in depths], number=number, call=call)
@@ -429,14 +483,17 @@ def sweep_case(t, names: tuple[str, ...]) -> dict[str, list[tuple[int, float, fl
         rest, slope = 1e9 * t.uniform(2, 4) / (i + 1), 1e9 * t.uniform(0.3, 0.6)
         once, each = (i + 1) * t.uniform(0.2, 0.4), t.uniform(0.05, 0.1)
         batches = sorted({t.integer(1, 3), t.integer(4, 6), t.integer(7, 9)})
-        runs[name] = [(batch, rest + slope * batch, once + each * batch * t.uniform(0.9, 1.4)) for batch in batches]
+        runs[name] = [
+            (batch, rest + slope * batch, once + each * batch * t.uniform(0.9, 1.4)) for batch in batches
+        ]
     return runs
 
 
 def in_order_of_rate(runs, limit: float) -> list[tuple[str, int]]:
     """Return the points that fit, the fastest first."""
-    table = sorted((seconds / batch, name, batch) for name, points in runs.items() for batch, peak, seconds in points if not peak > limit)
-    return [(name, batch) for _, name, batch in table]
+    points = [(name, *point) for name, points in runs.items() for point in points]
+    fit = sorted((seconds / batch, name, batch) for name, batch, peak, seconds in points if not peak > limit)
+    return [(name, batch) for _, name, batch in fit]
 
 
 FORMS = ("ddp", "fsdp", "fsdp + checkpointing")
@@ -452,7 +509,10 @@ def a_little_too_large(t) -> tuple[dict[str, list[tuple[int, float, float]]], fl
 @check("sweep", points=2)
 def check_fastest(student, t):
     "The fastest point that fits"
-    cases = [t.draw_until(lambda: a_little_too_large(t), lambda case: bool(in_order_of_rate(*case))) for _ in range(2)]
+    cases = [
+        t.draw_until(lambda: a_little_too_large(t), lambda case: bool(in_order_of_rate(*case)))
+        for _ in range(2)
+    ]
     cases += [(sweep_case(t, FORMS), 1e9 * t.uniform(4.5, 9.0)) for _ in range(8)]
     for runs, limit in cases:
         got = t.items(student.fastest(runs, limit), 2, "fastest(runs, limit)")
@@ -460,15 +520,18 @@ def check_fastest(student, t):
         peaks = {(form, size): peak for form, points in runs.items() for size, peak, _ in points}
         known = type(got[0]) is str and type(got[1]) is int and (got[0], got[1]) in peaks
         t.that(known, "fastest(...) returns {got}, which is no measured point of `runs`", got=got)
-        t.that(peaks[got[0], got[1]] <= limit, "fastest(...) returns {got}, whose peak is above the limit", got=got)
-        largest = {form: max(size for size, peak, _ in points if peak <= limit) for form, points in runs.items() if points[0][1] <= limit}
-        slow = got[1] == max(largest.values()) and got != [name, batch]
-        t.that(not slow, "fastest(...) returns {got}, the largest batch that fits: the measure is sequences per second", got=got)
+        message = "fastest(...) returns {got}, whose peak is above the limit"
+        t.that(peaks[got[0], got[1]] <= limit, message, got=got)
+        largest = max(size for (_, size), peak in peaks.items() if peak <= limit)
+        slow = got[1] == largest and got != [name, batch]
+        message = "fastest(...) returns {got}, the largest batch that fits: compare sequences per second"
+        t.that(not slow, message, got=got)
         t.equal(got, [name, batch], "fastest(runs, {limit:.1f} GB)", limit=limit / 1e9)
     name, batch = in_order_of_rate(runs, float("inf"))[0]
     exact = t.items(student.fastest(runs, peaks[name, batch]), 2, "fastest(runs, limit)")
     message = (
-        "the peak of {best} is exactly the limit, so it fits, but fastest(...) returns {got}: a point fits if its peak is at most the limit"
+        "the peak of {best} is exactly the limit, so it fits, but fastest(...) returns {got}: a point fits "
+        "if its peak is at most the limit"
     )
     t.that(exact == [name, batch], message, best=(name, batch), got=exact)
 
@@ -477,6 +540,7 @@ def check_fastest(student, t):
 def check_does_not_fit(student, t):
     "No point fits"
     some = student.fastest(sweep_case(t, ("ddp", "fsdp")), 1e12)
-    t.that(some is not None, "not tested yet: every point fits 1000 GB, and fastest(...) returns None, see the first check")
+    message = "not tested yet: every point fits 1000 GB, and fastest(...) returns None, see the first check"
+    t.that(some is not None, message)
     got = student.fastest(sweep_case(t, ("ddp", "fsdp")), 1e9 * t.uniform(0.1, 0.9))
     t.that(got is None, "no point fits, so the answer is None, not {got}", got=got)

@@ -1,17 +1,18 @@
 """The visible checks that run on ranks: the step, checkpoints, the optimiser on the host, hybrid sharding."""
 
-# ruff: noqa: F821 - the process that runs scenarios defines torch, dist and mark
+# ruff: noqa: F821 - the process that runs scenarios defines mark
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, Run, Wrong, check, scenario
 from dlo_lib.labkit import tr
-from dlo_lib.labkit.compare import near, wrong_if
+from dlo_lib.labkit.compare import near, same
 from dlo_lib.labkit.memory import MIB, holds_at_most
 from dlo_lib.labkit.traffic import uses_what_arrives
 
@@ -24,8 +25,9 @@ from .twins import Table, ahead_of_time, deep_stack, fp32_steps, trained_alone, 
 def gathered(student, rank, world, weights, meet, late, twice, forgotten):
     """Gather a unit; return its weights, whether it is whole, and whether its buffer is gone.
 
-    meet: the ranks meet between start and wait; late: this rank starts only after the meeting; twice: start and wait again;
-    forgotten: nothing is started. A freed weight is not returned, because it has no memory to read.
+    meet: the ranks meet between start and wait; late: this rank starts only after the meeting; twice: start
+    and wait again; forgotten: nothing is started. A freed weight is not returned, because it has no memory to
+    read.
     """
 
     class Part(torch.nn.Module):
@@ -49,62 +51,76 @@ def gathered(student, rank, world, weights, meet, late, twice, forgotten):
     return {"weights": weights, "whole": unit.is_whole, "message": unit.message is None}
 
 
+class Begin(torch.autograd.Function):
+    """Return x; the ranks meet in its forward, which is counted."""
+
+    @staticmethod
+    def forward(ctx, x, milestones):
+        dist.all_reduce(torch.zeros(1), group=milestones)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class End(torch.autograd.Function):
+    """Return x; the ranks meet in its backward, where the weights must be whole."""
+
+    @staticmethod
+    def forward(ctx, x, weight, milestones):
+        ctx.weight, ctx.milestones = weight, milestones
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.weight[0].untyped_storage().nbytes() == 0:
+            raise RuntimeError(
+                "a block begins its backward, but its weights are not gathered, or already freed"
+            )
+        dist.all_reduce(torch.zeros(1), group=ctx.milestones)
+        return grad, None, None
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, weight, milestones):
+        super().__init__()
+        self.shape, self.milestones = weight.shape, milestones
+        self.weight = torch.nn.Parameter(weight.clone())
+
+    def forward(self, x):
+        if self.weight.shape != self.shape or self.weight.untyped_storage().nbytes() == 0:
+            raise RuntimeError(
+                "a block begins its forward, but its weights are not gathered, or already freed"
+            )
+        y = torch.tanh(Begin.apply(x, self.milestones) @ self.weight)
+        return End.apply(y, [self.weight], self.milestones)
+
+
+def messages_by_hand(table, weights, rank, world, milestones):
+    """Send the messages of a rank in the order of the table, and meet where it computes."""
+    rows = []
+    for weight in weights:
+        part = torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % world)).flatten()
+        rows.append(part.view(world, -1)[rank].clone())
+    for kind, k in table:
+        if kind == "gather":
+            dist.all_gather_into_tensor(rows[k].new_empty(world * rows[k].numel()), rows[k])
+        elif kind == "reduce":
+            dist.reduce_scatter_tensor(torch.empty_like(rows[k]), rows[k].new_zeros(world * rows[k].numel()))
+        elif kind != "free":
+            dist.all_reduce(torch.zeros(1), group=milestones)
+
+
 @scenario
 def trained(student, rank, world, weights, x, grad, reshard, steps, table):
-    """Train blocks tanh(x W), sharded by the student; each computation all-reduces one number in a separate group.
-
-    A rank with a table runs its messages by hand, without the student's hooks.
-    """
+    """Train blocks tanh(x W), sharded by the student; each computation all-reduces one number in a separate
+    group. A rank with a table runs its messages by hand, without the student's hooks."""
     milestones = dist.new_group(list(range(world)))
-
-    class Begin(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            dist.all_reduce(torch.zeros(1), group=milestones)
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad
-
-    class End(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, weight):
-            ctx.weight = weight
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            if ctx.weight[0].untyped_storage().nbytes() == 0:
-                raise RuntimeError("a block begins its backward, but its weights are not gathered, or already freed")
-            dist.all_reduce(torch.zeros(1), group=milestones)
-            return grad, None
-
-    class Layer(torch.nn.Module):
-        def __init__(self, weight):
-            super().__init__()
-            self.shape = weight.shape
-            self.weight = torch.nn.Parameter(weight.clone())
-
-        def forward(self, x):
-            if self.weight.shape != self.shape or self.weight.untyped_storage().nbytes() == 0:
-                raise RuntimeError("a block begins its forward, but its weights are not gathered, or already freed")
-            return End.apply(torch.tanh(Begin.apply(x) @ self.weight), [self.weight])
-
-    model = torch.nn.Sequential(*map(Layer, weights))
+    model = torch.nn.Sequential(*(Layer(weight, milestones) for weight in weights))
     student.shard_fast(model, Layer, reshard)
     if table is not None:
-        rows = []
-        for weight in weights:
-            part = torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % world)).flatten()
-            rows.append(part.view(world, -1)[rank].clone())
-        for kind, k in table:
-            if kind == "gather":
-                dist.all_gather_into_tensor(rows[k].new_empty(world * rows[k].numel()), rows[k])
-            elif kind == "reduce":
-                dist.reduce_scatter_tensor(torch.empty_like(rows[k]), rows[k].new_zeros(world * rows[k].numel()))
-            elif kind != "free":
-                dist.all_reduce(torch.zeros(1), group=milestones)
+        messages_by_hand(table, weights, rank, world, milestones)
         return []
     outputs = []
     for _ in range(steps):
@@ -121,7 +137,8 @@ def trained(student, rank, world, weights, x, grad, reshard, steps, table):
 
 @scenario
 def checkpointed(student, rank, world, weights, x, grad, seed, drop):
-    """Run blocks tanh(dropout(x W) Wᵀ), each in a checkpoint; each computation meets the other ranks, which counts it."""
+    """Run blocks tanh(dropout(x W) Wᵀ), each in a checkpoint; each computation meets the other ranks, which
+    counts it."""
     parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
     x = x.clone().requires_grad_()
 
@@ -169,7 +186,8 @@ def deep_forward(student, rank, world, seed, blocks, rows, width, depth):
 
 @scenario
 def offloaded(student, rank, world, weights, steps, dtype, lr):
-    """Return the parameters after steps, each a list of gradients or None, and what is known of masters and gradients.
+    """Return the parameters after steps, each a list of gradients or None, and what is known of masters and
+    gradients.
 
     No step is made if a master is not fp32: autograd refuses the gradient.
     """
@@ -212,7 +230,8 @@ DEADLOCK = "DEADLOCK"  # begins the explanation of ranks that wait for each othe
 def gather_case(t, world: int, **chosen: bool) -> list[dict]:
     """Draw the parameters of a unit; their rows need not divide by the number of ranks."""
     options = {"meet": False, "late": False, "twice": False, "forgotten": False, **chosen}
-    weights = [t.normal(t.integer(2, 7), t.integer(2, 5), dtype=torch.float64), t.normal(t.integer(1, 9), dtype=torch.float64)]
+    shapes = (t.integer(2, 7), t.integer(2, 5)), (t.integer(1, 9),)
+    weights = [t.normal(*shape, dtype=torch.float64) for shape in shapes]
     return [{"weights": weights, **options} for _ in range(world)]
 
 
@@ -222,14 +241,16 @@ def right_weights(t, run: Run, case: list[dict]) -> None:
         where = {"rank": rank, "world": run.world}
         whole = got["whole"] is True and len(got["weights"]) == len(case[0]["weights"])
         if case[0]["forgotten"]:
-            t.that(
-                whole,
-                "wait_gather without start_gather leaves the unit freed on rank {rank} of {world}: it starts the gather if none is in transit",
-                **where,
+            message = (
+                "wait_gather without start_gather leaves the unit freed on rank {rank} of {world}: it "
+                "starts the gather if none is in transit"
             )
-        t.that(whole, "after wait_gather the unit is not whole on rank {rank} of {world}: call fill(unit, buffer)", **where)
+            t.that(whole, message, **where)
+        message = "after wait_gather the unit is not whole on rank {rank} of {world}: call fill(unit, buffer)"
+        t.that(whole, message, **where)
         right = all(near(mine, want) for mine, want in zip(got["weights"], case[0]["weights"]))
-        t.that(right or not run.forgotten_wait(), "rank {rank} fills the unit before its message has arrived.", rank=rank)
+        message = "rank {rank} fills the unit before its message has arrived."
+        t.that(right or not run.forgotten_wait(), message, rank=rank)
         for mine, want in zip(got["weights"], case[0]["weights"]):
             t.close(mine, want, "a weight on rank {rank} of {world}", **where)
 
@@ -257,11 +278,17 @@ def check_once(student, t):
     case = gather_case(t, 2, twice=True)
     run = student.ranks(gathered, case)
     right_weights(t, run, case)
-    for rank in range(2):
+    message = (
+        "rank {rank} ran {count} all-gathers for one unit: start_gather does nothing if unit.is_whole, or if "
+        "unit.message is not None"
+    )
+    one_gather(t, run, message)
+
+
+def one_gather(t, run: Run, message: str) -> None:
+    """Check that each rank gathers once."""
+    for rank in range(run.world):
         count = len(run.calls(rank, Kind.ALL_GATHER))
-        message = (
-            "rank {rank} ran {count} all-gathers for one unit: start_gather does nothing if unit.is_whole, or if unit.message is not None"
-        )
         t.that(count == 1, message, rank=rank, count=count)
 
 
@@ -270,11 +297,8 @@ def check_buffer_freed(student, t):
     "After wait_gather the buffer is not kept"
     case = gather_case(t, 2)
     run = student.ranks(gathered, case)
-    for got in run.results:
-        t.that(
-            got["message"] is True,
-            "after wait_gather unit.message still holds the buffer: set it to None, or a unit needs its memory twice",
-        )
+    message = "after wait_gather unit.message still holds the buffer: set it to None, which frees its memory"
+    t.that(all(got["message"] is True for got in run.results), message)
     right_weights(t, run, case)
 
 
@@ -283,10 +307,8 @@ def check_start_does_not_wait(student, t):
     "start_gather starts the message, and does not wait"
     case = gather_case(t, 2)
     first = student.ranks(gathered, case)
-    for rank in range(2):
-        message = "rank {rank} ran {count} all-gathers for one unit: wait_gather starts a gather only if none is in transit"
-        count = len(first.calls(rank, Kind.ALL_GATHER))
-        t.that(count == 1, message, rank=rank, count=count)
+    message = "rank {rank} ran {count} all-gathers for one unit: wait_gather starts one if none is in transit"
+    one_gather(t, first, message)
     right_weights(t, first, case)
     case = gather_case(t, 2, meet=True)
     case[1]["late"] = True  # rank 1 starts the gather only after it has met rank 0
@@ -295,12 +317,16 @@ def check_start_does_not_wait(student, t):
     except Wrong as stuck:
         if DEADLOCK not in str(stuck):
             raise
-        said = tr("start_gather waits for its message: use async_op=True, keep the handle in unit.message, and wait in wait_gather.")
+        said = tr(
+            "start_gather waits for its message: use async_op=True, keep the handle in unit.message, and "
+            "wait in wait_gather."
+        )
         raise Wrong(said, said) from stuck
     right_weights(t, run, case)
     kinds = [call.kind for call in run.calls(0) if call.kind in (Kind.ALL_GATHER, Kind.ALL_REDUCE)]
     message = (
-        "start_gather starts no message: rank 0 calls the all-gather only in wait_gather, so nothing is in transit while a unit computes"
+        "start_gather starts no message: rank 0 calls the all-gather only in wait_gather, so nothing is in "
+        "transit while a unit computes"
     )
     t.that(kinds == [Kind.ALL_GATHER, Kind.ALL_REDUCE], message)
 
@@ -310,13 +336,17 @@ def check_start_does_not_wait(student, t):
 
 def training_case(t, world: int, blocks: int, reshard: bool, steps: int = 2) -> list[dict]:
     """Draw blocks tanh(x W) of different sizes."""
-    widths = sorted(t.shuffled(range(3, 12))[: blocks + 1])  # so that the messages of blocks have different sizes
+    widths = sorted(t.shuffled(range(3, 12))[: blocks + 1])  # the messages of blocks have different sizes
     weights = [t.normal(a, b, dtype=torch.float64) for a, b in pairwise(widths)]
     common = {"weights": weights, "reshard": reshard, "steps": steps, "table": None}
-    return [
-        {"x": t.normal(4, widths[0], dtype=torch.float64), "grad": t.normal(4, widths[-1], dtype=torch.float64), **common}
-        for _ in range(world)
-    ]
+    xs, grads = (
+        [t.normal(4, width, dtype=torch.float64) for _ in range(world)] for width in widths[::blocks]
+    )
+    return [{"x": x, "grad": grad, **common} for x, grad in zip(xs, grads)]
+
+
+SUMMED = "the output of step {step} is that of gradients that are summed over the ranks, not averaged"
+STOPPED = "the output of step {step} is that of step 1: the weights are the same, so no gradient has arrived"
 
 
 def same_training(student, t, case: list[dict]) -> Run:
@@ -334,24 +364,22 @@ def same_training(student, t, case: list[dict]) -> Run:
                 message, k = stale_block(actions_of(run, rank, case), len(case[0]["weights"]), step)
                 t.that(not message, message, k=k, **where)
             forgotten = run.forgotten_wait()
-            message = (
-                "step {step} is wrong on rank {rank} of {world}: a reduction is not waited for; end_of_backward calls wait_reduce for each block."
-                if "reduce_scatter" in forgotten
-                else "step {step} is wrong on rank {rank} of {world}: a message is not waited for."
-            )
+            message = "step {step} is wrong on rank {rank} of {world}: a message is not waited for."
+            if "reduce_scatter" in forgotten:
+                message = (
+                    "step {step} is wrong on rank {rank} of {world}: a reduction is not waited for; "
+                    "end_of_backward calls wait_reduce for each block."
+                )
             t.that(right or not forgotten, message, **where)
-            mistakes = {
-                "the output of step {step} is that of gradients that are summed over the ranks, not averaged": summed[step][rank],
-                "the output of step {step} is that of step 1: the weights have not changed, so no gradient has arrived": want[0][rank],
-            }
-            if step > 0:
-                wrong_if(t, output, want[step][rank], mistakes, **where)
-            t.close(output, want[step][rank], "the output of step {step} on rank {rank} of {world}", atol=1e-9, **where)
+            known = {SUMMED: summed[step][rank], STOPPED: want[0][rank]} if step > 0 else {}
+            what = "the output of step {step} on rank {rank} of {world}"
+            same(t, output, want[step][rank], what, known, atol=1e-9, **where)
     return run
 
 
 def stale_block(table: Table, blocks: int, step: int) -> tuple[str, int]:
-    """Return a message on a block that step ``step`` (counted from 0) computes with the weights of an earlier step; "" if there is none."""
+    """Return a message on a block that step ``step`` (counted from 0) computes with the weights of an earlier
+    step; "" if there is none."""
     computed = [place for place, (kind, _) in enumerate(table) if kind in ("forward", "backward")]
     if len(computed) < 2 * blocks * (step + 1):
         return "", -1
@@ -362,14 +390,16 @@ def stale_block(table: Table, blocks: int, step: int) -> tuple[str, int]:
             continue
         backward = computed[2 * blocks * step - 1 - k]
         if ("gather", k) in table[backward:ended]:
-            return (
-                "block {k} is gathered after its backward, so the next step computes with the weights of this one: at k = 0 no block precedes",
-                k,
+            message = (
+                "block {k} is gathered after its backward, so the next step computes with the weights of "
+                "this one: at k = 0 no block precedes"
             )
-        return (
-            "step {step} does not gather block {k}: it is still whole, with the weights of the step before, so after_backward does not free it",
-            k,
+            return message, k
+        message = (
+            "step {step} does not gather block {k}: it is still whole, with the weights of the step before, "
+            "so after_backward does not free it"
         )
+        return message, k
     return "", -1
 
 
@@ -382,11 +412,13 @@ def check_same_training(student, t):
 
 
 def actions_of(run: Run, rank: int, case: list[dict]) -> Table:
-    """Return what a rank did, as a table without ``free``. A milestone is a forward or a backward; a message is known by its size."""
+    """Return what a rank did, as a table without ``free``. A milestone is a forward or a backward; a message
+    is known by its size."""
     blocks = len(case[0]["weights"])
     world = len(case)
     sizes = [8 * world * -(-weight.shape[0] // world) * weight.shape[1] for weight in case[0]["weights"]]
-    computed = iter(([("forward", k) for k in range(blocks)] + [("backward", k) for k in reversed(range(blocks))]) * case[0]["steps"])
+    step = [("forward", k) for k in range(blocks)] + [("backward", k) for k in reversed(range(blocks))]
+    computed = iter(step * case[0]["steps"])
     table: Table = []
     for call in run.calls(rank):
         if call.kind is Kind.ALL_REDUCE:
@@ -411,33 +443,51 @@ def first_difference(got: Table, want: Table, blocks: int, reshard: bool) -> tup
     """Return a message on the first action that differs from the plan, and its values."""
     at = next((i for i, (a, b) in enumerate(zip(got, want)) if a != b), min(len(got), len(want)))
     (kind, k), (did, unit) = (table[at] if at < len(table) else ("nothing more", -1) for table in (want, got))
-    phase, now = next((action for action in want[at:] if action[0] in ("forward", "backward")), ("the end", 0))
+    computing = [action for action in want[at:] if action[0] in ("forward", "backward")]
+    phase, now = computing[0] if computing else ("the end", 0)
     ahead = now + 1 if phase == "forward" else now - 1
     values = {"kind": kind, "k": k, "did": did, "unit": unit, "phase": phase, "now": now, "ahead": ahead}
+    return cause_of_difference(got[at:], blocks, reshard, values), values
+
+
+def cause_of_difference(rest: Table, blocks: int, reshard: bool, found: dict) -> str:
+    """Return the cause of the first difference, which ``rest`` begins with; ``found``: names and numbers of
+    what is expected there and what was found."""
+    kind, k, did, unit, phase, now, ahead = found.values()
+    backward = phase == "backward"
     if kind == "reduce":
-        return "the reduction of block {k} should start right after its backward", values
+        return "the reduction of block {k} should start right after its backward"
     if did == "gather":
-        if phase == "backward" and unit == blocks - 1 and now == unit:
+        if backward and unit == blocks - 1 == now:
             return (
-                "block {unit} is gathered again before its backward: after_forward must not free the last block, because backward begins with it",
-                values,
+                "block {unit} is gathered again before its backward: after_forward must not free the last "
+                "block, because backward begins with it"
             )
-        if phase == "backward" and now == 0 and unit == blocks - 1:
-            return "block {unit} is gathered before backward 0: at k = 0 no block precedes, and units[-1] is the last block", values
-        if phase == "backward" and not reshard:
+        if backward and now == 0 and unit == blocks - 1:
             return (
-                "block {unit} is gathered again for backward: with reshard_after_forward=False a block stays whole until its backward",
-                values,
+                "block {unit} is gathered before backward 0: at k = 0 no block precedes, and units[-1] is "
+                "the last block"
+            )
+        if backward and not reshard:
+            return (
+                "block {unit} is gathered again for backward: with reshard_after_forward=False a block stays "
+                "whole until its backward"
             )
         if unit not in (now, ahead):
-            return "block {unit} is gathered before {phase} {now}, which is too early: only block {ahead} is gathered ahead there", values
-        return "block {unit} is gathered where the plan has {kind} {k}", values
+            return (
+                "block {unit} is gathered before {phase} {now}, which is too early: only block {ahead} is "
+                "gathered ahead there"
+            )
+        return "block {unit} is gathered where the plan has {kind} {k}"
     if kind == "gather" and did in ("forward", "backward"):
-        rest = got[at : got.index(("backward", k), at)] if ("backward", k) in got[at:] else got[at:]
-        if did == "backward" and ("gather", k) not in rest:
-            return "block {k} is not gathered again for backward: it is still whole, so after_forward does not free it", values
-        return "{did} {unit} computes before the gather of block {k} starts, so the rank waits for it later", values
-    return "the plan has {kind} {k} here, the rank does {did} {unit}", values
+        until = rest.index(("backward", k)) if ("backward", k) in rest else len(rest)
+        if did == "backward" and ("gather", k) not in rest[:until]:
+            return (
+                "block {k} is not gathered again for backward: it is still whole, so after_forward does not "
+                "free it"
+            )
+        return "{did} {unit} computes before the gather of block {k} starts, so the rank waits for it later"
+    return "the plan has {kind} {k} here, the rank does {did} {unit}"
 
 
 @check("prefetch", points=4, seconds=40)
@@ -453,15 +503,20 @@ def check_kept(student, t):
     blocks = t.integer(3, 5)
     case = training_case(t, 2, blocks, False)
     run = same_training(student, t, case)
+    message = (
+        "rank {rank} ran {count} all-gathers in {steps} steps for {blocks} blocks: with "
+        "reshard_after_forward=False a block stays whole until the end of its backward"
+    )
+    steps = case[0]["steps"]
     for rank in range(2):
         count = len(run.calls(rank, Kind.ALL_GATHER))
-        message = "rank {rank} ran {count} all-gathers in {steps} steps for {blocks} blocks: with reshard_after_forward=False a block stays whole until the end of its backward"
-        t.that(count == blocks * case[0]["steps"], message, rank=rank, count=count, steps=case[0]["steps"], blocks=blocks)
+        t.that(count == blocks * steps, message, rank=rank, count=count, steps=steps, blocks=blocks)
     same_order(t, run, case, False)
 
 
 def as_late_as_possible(table: Table) -> list[list]:
-    """Return the same messages in the same order, each computation before every message that it does not need."""
+    """Return the same messages in the same order, each computation before every message that it does not
+    need."""
     messages = [action for action in table if action[0] in ("gather", "reduce")]
     late: list[list] = []
     for place, (kind, k) in enumerate(table):
@@ -480,7 +535,8 @@ def check_messages_travel(student, t):
     "Only the block that computes is waited for"
     case = training_case(t, 2, t.integer(3, 4), True, steps=1)
     table = actions_of(same_training(student, t, case), 1, case)
-    case[1]["table"] = as_late_as_possible(table)  # rank 1 sends the same messages, each after the computing that does not need it
+    # Rank 1 sends the same messages, each after the computing that does not need it.
+    case[1]["table"] = as_late_as_possible(table)
     want = trained_alone(case[0]["weights"], [own["x"] for own in case], [own["grad"] for own in case], 1)
     try:
         run = student.ranks(trained, case)
@@ -517,19 +573,25 @@ def checkpoint_run(student, function, cases: list[dict]) -> Run:
     except Wrong as error:
         if "does not require grad and does not have a grad_fn" not in str(error):
             raise
-        said = tr("The second computation has no graph: autograd runs `backward` without recording, so use torch.enable_grad() there.")
+        said = tr(
+            "The second computation has no graph: autograd runs `backward` without recording, so use "
+            "torch.enable_grad() there."
+        )
         raise Wrong(said, said) from error
 
 
 def gradient_of_x(t, got: object, want: Tensor, rtol: float = 1e-4, atol: float = 1e-10) -> None:
     """Compare the gradient of x."""
-    message = "x has no gradient: the detached x must require one (requires_grad_()), and backward returns it as its second value"
+    message = (
+        "x has no gradient: the detached x must require one, and backward returns it as its second value"
+    )
     t.that(got is not None, message)
     t.close(got, want, "the gradient of x", rtol=rtol, atol=atol)
 
 
 def same_inputs(student, t, case: dict, world: int = 1) -> tuple[Run, dict]:
-    """Compare output and input gradient with those without checkpoints; return the run and the twin's results."""
+    """Compare output and input gradient with those without checkpoints; return the run and the twin's
+    results."""
     run, want = checkpoint_run(student, checkpointed, [case] * world), without_checkpoints(**case)
     for got in run.results:
         t.close(got["output"], want["output"], "the output", atol=1e-10)
@@ -542,9 +604,11 @@ def check_same_gradients(student, t):
     "Gradients are those without checkpoints"
     for blocks in (1, t.integer(2, 4)):
         run, want = same_inputs(student, t, checkpoint_case(t, 0.0, blocks))
-        for k, (mine, right) in enumerate(zip(t.items(run.results[0]["weights"], blocks, "the gradients"), want["weights"])):
-            t.that(mine is not None, "the parameters that block {k} uses have no gradient: backward must compute their gradients too", k=k)
-            t.close(mine, right, "the gradient of the parameter that block {k} uses", k=k, atol=1e-10)
+        grads = t.items(run.results[0]["weights"], blocks, "the gradients")
+        message = "the parameters that block {k} uses have no gradient: backward must compute theirs too"
+        for k, mine in enumerate(grads):
+            t.that(mine is not None, message, k=k)
+        same(t, grads, want["weights"], "the gradient of the parameter that block {i} uses", atol=1e-10)
 
 
 @check("checkpoint", points=2, seconds=20)
@@ -558,8 +622,8 @@ def check_dropout(student, t):
         "the second computation must begin with the random state that forward began with"
     )
     right = near(got["x"], want["x"], atol=1e-10)
-    if not right:
-        same_inputs(student, t, checkpoint_case(t, 0.0, 1))  # another mistake, if the gradient is wrong without dropout too
+    if not right:  # another mistake, if the gradient is wrong without dropout too
+        same_inputs(student, t, checkpoint_case(t, 0.0, 1))
     t.that(right, message)
 
 
@@ -571,7 +635,8 @@ def check_blocks_forgotten(student, t):
     t.close(run.results[0]["output"], output, "the output of four blocks", rtol=1e-3, atol=1e-4)
     gradient_of_x(t, run.results[0]["x"], of_x, rtol=1e-2, atol=1e-3)
     message = (
-        "after forward the process holds {held:.0f} MiB: the five inputs and outputs of blocks have 5 MiB, all that autograd would keep 32"
+        "after forward the process holds {held:.0f} MiB: the five inputs and outputs of blocks have 5 MiB, "
+        "all that autograd would keep 32"
     )
     holds_at_most(t, run, "after forward", 14 * MIB, message)
 
@@ -584,10 +649,8 @@ def check_random_state(student, t):
     t.close(got["output"], want["output"], "the output with dropout", atol=1e-10)
     has_run = type(got["x"]) is Tensor and bool(got["x"].abs().sum() > 0)
     t.that(has_run, "not tested yet: backward gives x no gradient, see the first check")
-    t.that(
-        bool(torch.equal(got["random"], want["random"])),
-        "After backward the random generator does not have the state that it had before.",
-    )
+    message = "After backward the random generator does not have the state that it had before."
+    t.that(bool(torch.equal(got["random"], want["random"])), message)
 
 
 @check("checkpoint", points=1, seconds=30)
@@ -598,9 +661,12 @@ def check_computed_twice(student, t):
     for rank in range(2):
         count, blocks = len(run.calls(rank, Kind.BARRIER)), len(case["weights"])
         where = {"blocks": blocks, "count": count, "want": 2 * blocks}
-        message = "{blocks} blocks are computed {count} times, not {want}: backward computes no block a second time, so a graph was kept in forward"
+        message = (
+            "{blocks} blocks are computed {count} times, not {want}: backward computes no block a second "
+            "time, so a graph was kept in forward"
+        )
         t.that(count >= 2 * blocks, message, **where)
-        message = "{blocks} blocks are computed {count} times, not {want}: each further time costs as much as a forward"
+        message = "{blocks} blocks are computed {count} times, not {want}: each costs as much as a forward"
         t.that(count == 2 * blocks, message, **where)
 
 
@@ -613,25 +679,33 @@ def offload_case(t, dtype: str, steps: int, without: int | None = None) -> dict:
     Every second step, from the second on, has no gradient of parameter ``without``.
     """
     weights = [1 + t.uniform(0.0, 0.5) * t.normal(t.integer(3, 6), t.integer(3, 6)).abs() for _ in range(3)]
-    grads = [
-        [None if i == without and step % 2 else t.normal(*weight.shape).abs() + 0.1 for i, weight in enumerate(weights)]
-        for step in range(steps)
-    ]
+    grads: list[list] = [[t.normal(*weight.shape).abs() + 0.1 for weight in weights] for _ in range(steps)]
+    if without is not None:
+        for step in grads[1::2]:
+            step[without] = None
     return {"weights": weights, "steps": grads, "dtype": dtype, "lr": 1e-3}
 
 
 def same_weights(student, t, case: dict) -> dict:
     """Compare the parameters with those of the twin; return the results of the scenario."""
     (got,) = student.ranks(offloaded, [case]).results
-    t.that(got["masters"] != [], "not tested yet: HostOptimizer does not call make_optimizer with its masters")
-    message = "the masters are {got}, not float32: small steps are lost if a master has the dtype of its parameter"
+    message = "not tested yet: HostOptimizer does not call make_optimizer with its masters"
+    t.that(got["masters"] != [], message)
+    message = "the masters are {got}, not float32: small steps are lost in the dtype of the parameter"
     t.that(got["masters"] == ["float32"], message, got=", ".join(got["masters"]))
     rtol = 2**-8 if case["dtype"] == "bfloat16" else 1e-5
-    for i, (mine, right) in enumerate(zip(t.items(got["weights"], 3, "the parameters"), fp32_steps(**case))):
-        mine = t.tensor(mine, "parameter {i}", i=i, dtype=right.dtype)
-        unmoved = case["steps"][0][i] is not None and bool(torch.equal(mine, case["weights"][i].to(mine.dtype)))
-        t.that(not unmoved, "parameter {i} has not changed: steps smaller than its rounding are lost, unless masters keep them", i=i)
-        t.close(mine, right, "parameter {i} after {n} steps", i=i, n=len(case["steps"]), rtol=rtol, atol=1e-6)
+    want, first = fp32_steps(**case), case["steps"][0]
+    message = (
+        "parameter {i} has not changed: steps smaller than its rounding are lost, unless masters keep them"
+    )
+    before = [weight.to(want[0].dtype) for weight in case["weights"]]
+    what = "parameter {i} after {n} steps"
+    for i, (mine, right) in enumerate(zip(t.items(got["weights"], 3, "the parameters"), want)):
+        same_place = bool(
+            torch.equal(t.tensor(mine, what, i=i, n=len(case["steps"]), dtype=right.dtype), before[i])
+        )
+        t.that(first[i] is None or not same_place, message, i=i)
+    same(t, got["weights"], want, what, rtol=rtol, atol=1e-6, n=len(case["steps"]))
     return got
 
 
@@ -641,14 +715,16 @@ def check_masters(student, t):
     got = same_weights(student, t, offload_case(t, "bfloat16", 30))
     t.that(not got["moved"], "parameters must be updated in place: the units of FSDP hold the same memory")
     got = same_weights(student, t, offload_case(t, "float32", 2))
-    t.that(got["shared"] is False, "a master shares the memory of its fp32 parameter on the CPU: it must be a copy (copy=True)")
+    message = "a master shares the memory of its fp32 parameter on the CPU: it must be a copy (copy=True)"
+    t.that(got["shared"] is False, message)
 
 
 @check("offload", points=1, seconds=20)
 def check_gradients_gone(student, t):
     "No gradient stays on the device"
     got = same_weights(student, t, offload_case(t, "float32", 3))
-    t.that(got["stayed"] is False, "after step a parameter still has its .grad: the device would hold it until the next step")
+    message = "after step a parameter still has its .grad: the device would hold it until the next step"
+    t.that(got["stayed"] is False, message)
 
 
 @check("offload", points=1, seconds=20)
@@ -666,7 +742,8 @@ def check_groups(student, t):
     for nodes in (1, 2, t.integer(3, 4)):
         size = t.integer(2, 5)
         grid = torch.arange(nodes * size).view(nodes, size)
-        rows, columns = t.items(student.hybrid_groups(nodes * size, size), 2, "hybrid_groups(world, shard_size)")
+        got = student.hybrid_groups(nodes * size, size)
+        rows, columns = t.items(got, 2, "hybrid_groups(world, shard_size)")
         where = {"world": nodes * size, "size": size}
         t.equal(rows, grid.tolist(), "the shard groups of hybrid_groups({world}, {size})", **where)
         t.equal(columns, grid.T.tolist(), "the replica groups of hybrid_groups({world}, {size})", **where)
@@ -683,20 +760,19 @@ def same_mean(student, t, nodes: int, size: int) -> tuple[Run, list[dict]]:
     """Check that every rank has its piece of the mean over all ranks."""
     case = hybrid_case(t, nodes, size)
     run = student.ranks(hybrid, case)
-    pieces = torch.stack([own["gradient"] for own in case]).mean(0).view(size, -1)
+    grads = torch.stack([own["gradient"] for own in case]).view(nodes, size, size, -1)  # node, rank, piece
     for rank, got in enumerate(run.results):
-        what = "the piece on rank {rank} of {nodes} nodes of {size}"
+        node, place = divmod(rank, size)
+        want = grads[:, :, place].mean((0, 1))
         mistakes = {
-            "rank {rank} has the sum over all ranks: divide by the number of all ranks": pieces[rank % size] * nodes * size,
-            "rank {rank} has the mean over its row only: all-reduce the piece over the replicas": torch.stack(
-                [own["gradient"] for own in case[rank - rank % size : rank - rank % size + size]]
-            )
-            .mean(0)
-            .view(size, -1)[rank % size],
-            "rank {rank} has divided by the ranks of its row only: divide by the number of all ranks": pieces[rank % size] * nodes,
+            "rank {rank} has the sum over all ranks: divide by the number of all ranks": nodes * size * want,
+            "rank {rank} has the mean over its row only: all-reduce the piece over the replicas": (
+                grads[node, :, place].mean(0)
+            ),
+            "rank {rank} has divided by the ranks of its row only: divide by all ranks": nodes * want,
         }
-        wrong_if(t, got["piece"], pieces[rank % size], mistakes, rank=rank)
-        t.close(got["piece"], pieces[rank % size], what, rank=rank, nodes=nodes, size=size, atol=1e-10)
+        what = "the piece on rank {rank} of {nodes} nodes of {size}"
+        same(t, got["piece"], want, what, mistakes, rank=rank, nodes=nodes, size=size, atol=1e-10)
     return run, case
 
 
@@ -717,7 +793,10 @@ def check_hybrid_traffic(student, t):
         got = [(call.kind.value, call.payload_bytes, list(call.members)) for call in calls]
         row, column = [rank - rank % 2, rank - rank % 2 + 1], [rank % 2, rank % 2 + 2]
         want = [(Kind.REDUCE_SCATTER.value, size, row), (Kind.ALL_REDUCE.value, size // 2, column)]
-        message = "rank {rank} ran (call, bytes, members) {got} instead of a reduce-scatter in its row, then an all-reduce of the piece in its column: {want}"
+        message = (
+            "rank {rank} ran (call, bytes, members) {got} instead of a reduce-scatter in its row, then an "
+            "all-reduce of the piece in its column: {want}"
+        )
         t.that(got == want, message, rank=rank, got=got, want=want)
     uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 3))
 
@@ -727,5 +806,5 @@ def check_gradient_stays(student, t):
     "The gradient is not changed"
     run, case = same_mean(student, t, 2, 2)
     for own, got in zip(case, run.results):
-        same = bool(torch.equal(t.tensor(got["gradient"], "gradient"), own["gradient"]))
-        t.that(same, "hybrid_mean must not change its argument `gradient`.")
+        unchanged = bool(torch.equal(t.tensor(got["gradient"], "gradient"), own["gradient"]))
+        t.that(unchanged, "hybrid_mean must not change its argument `gradient`.")

@@ -1,4 +1,5 @@
-"""The results that the checks compare with: tables, costs, autograd without checkpoints, one process with everything."""
+"""The results that the checks compare with: tables, costs, autograd without checkpoints, one process with
+everything."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def ahead_of_time(units: int, reshard: bool = True) -> Table:
 
 @twin
 def followed(units: list[int], world: int, keep: int, shards_count: bool = False) -> tuple[float, float]:
-    """Return the peak and the sent bytes of a step, action by action; ``shards_count``: as if a shard were gathered."""
+    """Return the peak and the sent bytes of a step, action by action; ``shards_count``: as if a shard were
+    gathered."""
     held, gathered, over = [0.0] * len(units), set(), set()
     sent, peak = 0.0, 0.0
     for kind, k in ahead_of_time(len(units)):
@@ -64,7 +66,7 @@ def by_the_clock(units: Blocks, alpha: float, beta: float) -> float:
 
 
 def all_at_once(units: Blocks, alpha: float, beta: float) -> float:
-    """Return the seconds of a forward pass in which all gathers start at the beginning, one after the other."""
+    """The seconds of a forward pass whose gathers all start at the beginning, one after the other."""
     arrived = ended = 0.0
     for size, seconds in units:
         arrived += alpha + beta * size
@@ -89,7 +91,11 @@ def least_time(blocks: Blocks, limit: int, alpha: float, beta: float) -> float:
     """Return the least forward time, by trying every cut."""
 
     def cuts(left: int) -> list[list[int]]:
-        return [[]] if left == 0 else [[first, *rest] for first in range(1, left + 1) for rest in cuts(left - first)]
+        return (
+            [[]]
+            if left == 0
+            else [[first, *rest] for first in range(1, left + 1) for rest in cuts(left - first)]
+        )
 
     units = [joined(blocks, counts) for counts in cuts(len(blocks))]
     return min(by_the_clock(cut, alpha, beta) for cut in units if not too_large(cut, limit))
@@ -99,8 +105,11 @@ def least_time(blocks: Blocks, limit: int, alpha: float, beta: float) -> float:
 
 
 @twin
-def trained_alone(weights: list[Tensor], inputs: list[Tensor], grads: list[Tensor], steps: int) -> list[list[Tensor]]:
-    """Return the outputs of each step and rank of ``trained``: gradients are means over ranks, the rate is 0.1."""
+def trained_alone(
+    weights: list[Tensor], inputs: list[Tensor], grads: list[Tensor], steps: int
+) -> list[list[Tensor]]:
+    """Return the outputs of each step and rank of ``trained``: gradients are means over ranks, the rate is
+    0.1."""
     held, found = [weight.clone().requires_grad_() for weight in weights], []
     for _ in range(steps):
         outputs = []
@@ -115,7 +124,9 @@ def trained_alone(weights: list[Tensor], inputs: list[Tensor], grads: list[Tenso
 
 
 @twin
-def without_checkpoints(weights: list[Tensor], x: Tensor, grad: Tensor, seed: int, drop: float) -> dict[str, Tensor | list[Tensor]]:
+def without_checkpoints(
+    weights: list[Tensor], x: Tensor, grad: Tensor, seed: int, drop: float
+) -> dict[str, Tensor | list[Tensor]]:
     """Run the blocks of ``checkpointed`` by plain autograd."""
     held, x = [weight.clone().requires_grad_() for weight in weights], x.clone().requires_grad_()
     torch.manual_seed(seed)
@@ -141,7 +152,9 @@ def deep_stack(seed: int, blocks: int, rows: int, width: int, depth: int) -> tup
 
 
 @twin
-def fp32_steps(weights: list[Tensor], steps: list[list[Tensor | None]], dtype: str, lr: float) -> list[Tensor]:
+def fp32_steps(
+    weights: list[Tensor], steps: list[list[Tensor | None]], dtype: str, lr: float
+) -> list[Tensor]:
     """Run AdamW on fp32 copies of rounded weights; return the weights, rounded again."""
     kind = getattr(torch, dtype)
     held = [torch.nn.Parameter(weight.to(kind).float().clone()) for weight in weights]
