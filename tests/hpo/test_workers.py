@@ -14,6 +14,7 @@ from optuna.distributions import FloatDistribution
 
 from dlo_lib import cluster
 from dlo_lib.base.errors import UserError
+from dlo_lib.cluster.slurm import commands
 from dlo_lib.hpo.asha import Asha
 from dlo_lib.hpo.dashboard import Dashboard
 from dlo_lib.hpo.definition import Definition
@@ -35,7 +36,7 @@ def test_processes_share_a_search_and_run_each_task_once(tmp_path):
 def test_the_elements_of_a_job_array_share_one_search(tmp_path, monkeypatch):
     for name in [name for name in os.environ if name.startswith(("SLURM_", "DLO_SITE"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(cluster.slurm, "is_available", lambda: False)  # submit() then runs on this machine
+    monkeypatch.setattr(commands, "is_available", lambda: False)  # submit() then runs on this machine
     monkeypatch.setenv("DLO_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("DLO_POLL_S", "0.1")
     path = tmp_path / "s.journal"
