@@ -6,13 +6,13 @@ from dlo_lib.grading.checks.contract import check
 from dlo_lib.grading.checks.quiz import Answer
 
 from .checks.learning import run_of, same_images
-from .checks.mixing import boxes_case
+from .checks.mixing import same_boxes
 
 
 @check("cutmix", points=1)
 def check_wide(student, t):
     "Images that are wider than high, in a larger batch"
-    boxes_case(student, t, t.integer(12, 16), t.integer(4, 5), t.integer(16, 20))
+    same_boxes(student, t, t.integer(12, 16), t.integer(4, 5), t.integer(16, 20))
 
 
 @check("resume", points=1)
@@ -30,7 +30,8 @@ ANSWERS = {
     "q1": Answer("c", "the step is the slower one, so a faster loader changes nothing"),
     "q2": Answer(
         "b",
-        "each worker has a copy of the generator in the same state; only global generators get a separate seed",
+        "each worker has a copy of the generator in the same state; only global generators get a separate "
+        "seed",
     ),
     "q3": Answer("d", "the border cuts the box off, so the image keeps more than lam of its pixels"),
     "q4": Answer(

@@ -1,4 +1,7 @@
-"""The scenarios of the checks: they run beside the student's functions and return what was observed, without expected values."""
+"""The scenarios of the checks: they run beside the student's functions and return what was observed, without
+expected values."""
+
+import torch
 
 from dlo_lib.grading.checks.contract import scenario
 
@@ -27,8 +30,8 @@ def clocked(student, start, loads, durations):
 
 @scenario
 def drawn(student, workers, bases, ranks):
-    """The first numbers of each worker: a row for each rank, each epoch (with its base seed) and each worker. Also those of the copied
-    generator, and the types of the new ones and of the copied one."""
+    """The first numbers of each worker: a row for each rank, each epoch (with its base seed) and each worker.
+    Also those of the copied generator, and the types of the new ones and of the copied one."""
     import numpy
     import torch.utils.data._utils.worker as loading
 
@@ -41,8 +44,10 @@ def drawn(student, workers, bases, ranks):
             for worker in range(workers):
                 data = Data()
                 data.rng = numpy.random.default_rng(987654321)
-                torch.manual_seed(base + worker)  # noqa: F821 - of the ranks
-                loading._worker_info = loading.WorkerInfo(id=worker, num_workers=workers, seed=base + worker, dataset=data)
+                torch.manual_seed(base + worker)
+                loading._worker_info = loading.WorkerInfo(
+                    id=worker, num_workers=workers, seed=base + worker, dataset=data
+                )
                 try:
                     student.seed_worker(worker, rank)
                 finally:
@@ -63,7 +68,9 @@ def streamed(student, items, world, workers):
         stream, rows = student.SplitStream(items, rank, world), []
         for worker in range(max(1, workers)):
             if workers:
-                loading._worker_info = loading.WorkerInfo(id=worker, num_workers=workers, seed=worker, dataset=stream)
+                loading._worker_info = loading.WorkerInfo(
+                    id=worker, num_workers=workers, seed=worker, dataset=stream
+                )
             try:
                 rows.append([int(item) for _, item in zip(range(4 * len(items)), stream)])
             finally:
@@ -72,55 +79,56 @@ def streamed(student, items, world, workers):
     return ranks
 
 
+def with_inputs(function, inputs):
+    """What a function returns, and its inputs afterwards."""
+    found = function(**inputs)
+    return [list(found) if type(found) in (list, tuple) else None, inputs]
+
+
 @scenario
-def mixup_in_place(student, images, labels, partner, lam, centres, classes):
+def mixup_in_place(student, inputs):
     """What mixup returns, and its arguments afterwards."""
-    found = student.mixup(images, labels, partner, lam, classes)
-    return [list(found) if type(found) in (list, tuple) else None, [images, labels, partner, lam, centres]]
+    return with_inputs(student.mixup, inputs)
 
 
 @scenario
-def cutmix_in_place(student, images, labels, partner, lam, centres, classes):
+def cutmix_in_place(student, inputs):
     """What cutmix returns, and its arguments afterwards."""
-    found = student.cutmix(images, labels, partner, lam, centres, classes)
-    return [list(found) if type(found) in (list, tuple) else None, [images, labels, partner, lam, centres]]
+    return with_inputs(student.cutmix, inputs)
+
+
+def recorded(function, batches):
+    """The operations on tensors of one call for each batch, as data, and its results."""
+    from dlo_lib.profiling.operation_capture import OperationRecorder
+
+    found = []
+    for batch in batches:
+        tensors = {name: value for name, value in batch.items() if isinstance(value, torch.Tensor)}
+        recorder = OperationRecorder(tensors)
+        with recorder, torch.no_grad():
+            result = function(**batch)
+        if type(result) not in (list, tuple):
+            return None
+        found.append([recorder.graph(list(result)), list(result)])
+    return found
 
 
 @scenario
 def recorded_mixup(student, batches):
-    """The operations on tensors of one call for each batch, as data, and its results."""
-    from dlo_lib.profiling.operation_capture import OperationRecorder
-
-    found = []
-    for batch in batches:
-        recorder = OperationRecorder({key: value for key, value in batch.items() if isinstance(value, torch.Tensor)})  # noqa: F821
-        with recorder, torch.no_grad():  # noqa: F821
-            result = student.mixup(**batch)
-        if type(result) not in (list, tuple):
-            return None
-        found.append([recorder.graph(list(result)), list(result)])
-    return found
+    """The operations of mixup, and its results."""
+    return recorded(student.mixup, batches)
 
 
 @scenario
 def recorded_cutmix(student, batches):
-    """The operations on tensors of one call for each batch, as data, and its results."""
-    from dlo_lib.profiling.operation_capture import OperationRecorder
-
-    found = []
-    for batch in batches:
-        recorder = OperationRecorder({key: value for key, value in batch.items() if isinstance(value, torch.Tensor)})  # noqa: F821
-        with recorder, torch.no_grad():  # noqa: F821
-            result = student.cutmix(**batch)
-        if type(result) not in (list, tuple):
-            return None
-        found.append([recorder.graph(list(result)), list(result)])
-    return found
+    """The operations of CutMix, and its results."""
+    return recorded(student.cutmix, batches)
 
 
 @scenario
 def augmented(student, images, factors, drawn, magnitude):
-    """The images after operations x * factor + magnitude * number, the sizes of the groups of each operation, and the images that were given."""
+    """The images after operations x * factor + magnitude * number, the sizes of the groups of each operation,
+    and the images that were given."""
     sizes = [[] for _ in factors]
 
     def operation_of(number):
@@ -131,18 +139,20 @@ def augmented(student, images, factors, drawn, magnitude):
         return operation
 
     before = images.clone()
-    result = student.rand_augment(images, [operation_of(number) for number in range(len(factors))], drawn, magnitude)
-    return [result, sizes, bool(torch.equal(before, images))]  # noqa: F821
+    result = student.rand_augment(
+        images, [operation_of(number) for number in range(len(factors))], drawn, magnitude
+    )
+    return [result, sizes, bool(torch.equal(before, images))]
 
 
 @scenario
 def watched(student, losses, patience, min_delta):
-    """What `stops` returns for each loss (None: NaN), the weight and buffer that `restore` brings back (before call k
-    both are k), and whether `restore` has written to the model."""
-    model = torch.nn.BatchNorm1d(1)  # noqa: F821
+    """What `stops` returns for each loss (None: NaN), the weight and buffer that `restore` brings back
+    (before call k both are k), and whether `restore` has written to the model."""
+    model = torch.nn.BatchNorm1d(1)
     stopper, answers = student.EarlyStopping(model, patience, min_delta), []
     for number, loss in enumerate(losses):
-        with torch.no_grad():  # noqa: F821
+        with torch.no_grad():
             model.weight.fill_(number)
             model.running_mean.fill_(number)
         answers.append(stopper.stops(float("nan") if loss is None else loss))
@@ -154,9 +164,10 @@ def watched(student, losses, patience, min_delta):
 
 @scenario
 def trained(student, size, batch, seed, steps, stop, ahead, common):
-    """The images, the random numbers, the numbers of the global generators (with the seed `common`) and the types of the batch and of an
-    index, for each step: of an uninterrupted run, and of one that stops after `stop` steps, with `ahead` batches in the queue of its
-    workers, and resumes from a file in a new object. If the file cannot be read: the types in the state."""
+    """The images, the random numbers, the numbers of the global generators (with the seed `common`) and the
+    types of the batch and of an index, for each step: of an uninterrupted run, and of one that stops after
+    `stop` steps, with `ahead` batches in the queue of its workers, and resumes from a file in a new object.
+    If the file cannot be read: the types in the state."""
     import io
     import pickle
     import random
@@ -165,7 +176,7 @@ def trained(student, size, batch, seed, steps, stop, ahead, common):
 
     def run(order, count, of_process):
         seen = []
-        torch.manual_seed(of_process)  # noqa: F821
+        torch.manual_seed(of_process)
         numpy.random.seed(of_process)
         random.seed(of_process)
         while len(seen) < count:
@@ -179,8 +190,8 @@ def trained(student, size, batch, seed, steps, stop, ahead, common):
                     queue.append([[int(index) for index in indices], kinds])
                 if not queue:
                     break
-                numbers = torch.rand(2, generator=order.generator).tolist()  # noqa: F821
-                drawn = [torch.rand(()).item(), float(numpy.random.random()), random.random()]  # noqa: F821
+                numbers = torch.rand(2, generator=order.generator).tolist()
+                drawn = [torch.rand(()).item(), float(numpy.random.random()), random.random()]
                 indices, kinds = queue.pop(0)
                 seen.append([indices, numbers, drawn, kinds])
                 order.step_done()
@@ -192,12 +203,16 @@ def trained(student, size, batch, seed, steps, stop, ahead, common):
     first = student.ResumableOrder(size, batch, seed)
     before = run(first, stop, common + 1)
     file, state = io.BytesIO(), first.state_dict()
-    torch.save(state, file)  # noqa: F821
+    torch.save(state, file)
     file.seek(0)
     second = student.ResumableOrder(size, batch, seed)
     try:
-        loaded = torch.load(file, weights_only=True)  # noqa: F821
+        loaded = torch.load(file, weights_only=True)
     except pickle.UnpicklingError:
-        return {str(key): type(value).__name__ for key, value in state.items()} if isinstance(state, dict) else {"": type(state).__name__}
+        return (
+            {str(key): type(value).__name__ for key, value in state.items()}
+            if isinstance(state, dict)
+            else {"": type(state).__name__}
+        )
     second.load_state_dict(loaded)
     return [whole, before, run(second, steps - stop, common + 2)]  # another process has another state

@@ -1,4 +1,5 @@
-"""The expected values: mixtures image by image with slices, statistics of all rows at once, losses read one by one."""
+"""The expected values: mixtures image by image with slices, statistics of all rows at once, losses read one
+by one."""
 
 from __future__ import annotations
 
@@ -10,7 +11,13 @@ from torch import Tensor
 from dlo_lib.grading.checks.twins import twin
 
 RIGHT, SHARED, EXCHANGED, NO_ROOT, INCLUSIVE = "right", "one box", "axes exchanged", "no root", "last pixel"
-DOWN, NO_HALF, OF_LAM, SHORT, OUTSIDE = "rounded down", "whole side", "share lam", "clamped", "outside of the box"
+DOWN, NO_HALF, OF_LAM, SHORT, OUTSIDE = (
+    "rounded down",
+    "whole side",
+    "share lam",
+    "clamped",
+    "outside of the box",
+)
 FIRST_DOWN, APART = "first edge rounded down", "centre and half rounded apart"
 
 
@@ -70,16 +77,20 @@ def boxed(images: Tensor, partner: Tensor, lam: Tensor, centres: Tensor, kind: s
 def kept_beyond_the_border(images: Tensor, lam: Tensor, centres: Tensor) -> Tensor:
     """The share that each image would keep if the border cut nothing off its box."""
     height, width = images.shape[-2:]
-    areas = [math.prod(round(high) - round(low) for low, high in box) for box in edges(images, lam, centres, RIGHT)]
+    areas = [
+        math.prod(round(high) - round(low) for low, high in box) for box in edges(images, lam, centres, RIGHT)
+    ]
     return 1 - torch.tensor(areas, dtype=lam.dtype) / (height * width)
 
 
 @twin
 def overwritten(labels: Tensor, partner: Tensor, share: Tensor, classes: int, own_last: bool) -> Tensor:
-    """The labels as probabilities, if the second assignment overwrites the first where both labels are equal."""
+    """The labels, if the second assignment overwrites the first where both labels are equal."""
     rows = torch.zeros(len(labels), classes, dtype=share.dtype)
     for row, own, other, part in zip(rows, labels.tolist(), labels[partner].tolist(), share):
-        for label, value in ((other, 1 - part), (own, part)) if own_last else ((own, part), (other, 1 - part)):
+        for label, value in (
+            ((other, 1 - part), (own, part)) if own_last else ((own, part), (other, 1 - part))
+        ):
             row[label] = value
     return rows
 
@@ -107,8 +118,11 @@ def stopped(losses: list[float | None], patience: int, min_delta: float) -> tupl
 
 
 @twin
-def stopped_by_share(losses: list[float | None], patience: int, min_delta: float, absolute: bool) -> list[bool]:
-    """The answers if a loss has to be better by the share ``min_delta`` of the best one, or of its absolute value."""
+def stopped_by_share(
+    losses: list[float | None], patience: int, min_delta: float, absolute: bool
+) -> list[bool]:
+    """The answers if a loss has to be better by the share ``min_delta`` of the best one, or of its absolute
+    value."""
     best, kept, answers = math.inf, -1, []
     for number, loss in enumerate(losses):
         least = min_delta * (abs(best) if absolute else best) if kept >= 0 else 0.0
@@ -119,7 +133,9 @@ def stopped_by_share(losses: list[float | None], patience: int, min_delta: float
 
 
 @twin
-def lined_up(counts: list[int], rank: int, world: int, worker: int, workers: int) -> list[tuple[int, int, int]]:
+def lined_up(
+    counts: list[int], rank: int, world: int, worker: int, workers: int
+) -> list[tuple[int, int, int]]:
     """The parts of shards of a worker, from the line of all samples."""
     line = [(shard, place) for shard, count in enumerate(counts) for place in range(count)]
     own = len(line) // world
