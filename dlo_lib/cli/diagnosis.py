@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dlo_lib.base.text import tr
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -17,3 +19,13 @@ class Diagnosis:
     found: str
     cure: str = ""
     required: bool = False
+
+
+def fault(name: str, cure: str, text: str, /, **values: object) -> Diagnosis:
+    """A fault with which the labs do not run. ``text`` is translated and filled in with ``values``."""
+    return Diagnosis(name, False, tr(text, **values), cure, required=True)
+
+
+def passed(name: str, text: str, /, **values: object) -> Diagnosis:
+    """A check that passes."""
+    return Diagnosis(name, True, tr(text, **values))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -22,9 +23,9 @@ from typing import Any
 
 from dlo_lib.base.errors import UserError, nearest
 from dlo_lib.base.text import tr
-from dlo_lib.cli.diagnosis import Diagnosis
+from dlo_lib.cli.diagnosis import Diagnosis, fault, passed
 from dlo_lib.cli.doctor_hub_files import examine_files, students_with_account
-from dlo_lib.cli.doctor_hub_lists import file_that_sets, judge_list
+from dlo_lib.cli.doctor_hub_lists import PLUGIN, file_that_sets, judge_list
 from dlo_lib.cli.doctor_hub_terminal import examine_terminal
 from dlo_lib.hub.folders import as_account, as_user
 from dlo_lib.hub.membership import HubApi, known_users, roster_of, wanted
@@ -68,13 +69,11 @@ def _examine_pages(settings: HubSettings) -> list[Diagnosis]:
     except urllib.error.URLError as error:
         if isinstance(error, urllib.error.HTTPError) and error.code < 500:  # 503: the proxy, without a Hub
             cure = tr("restart the Hub with {config}", config=_CONFIG)
-            text = tr("the Hub refuses the doctor's token ({status})", status=error.code)
-            return [Diagnosis("hub", False, text, cure, required=True)]
-        text = tr("no Hub answers at {url} ({reason})", url=settings.address, reason=error.reason)
-        text_of_cure = "systemctl start dlo-hub, or DLO_HUB={file} jupyterhub --config {config}; read its log"
-        cure = tr(text_of_cure, file=settings.file, config=_CONFIG)
-        return [Diagnosis("hub", False, text, cure, required=True)]
-    found = [Diagnosis("hub", True, tr("{number} users", number=len(users))), *_groups(settings, groups)]
+            return [fault("hub", cure, "the Hub refuses the doctor's token ({status})", status=error.code)]
+        cure = "systemctl start dlo-hub, or DLO_HUB={file} jupyterhub --config {config}; read its log"
+        cure, text = tr(cure, file=settings.file, config=_CONFIG), "no Hub answers at {url} ({reason})"
+        return [fault("hub", cure, text, url=settings.address, reason=error.reason)]
+    found = [passed("hub", "{number} users", number=len(users)), *_groups(settings, groups)]
     found += _strangers(settings, users)
     for course in settings.courses:
         found += [*_formgrader(settings, api, course), *_lists(settings, api, course)]
@@ -83,38 +82,32 @@ def _examine_pages(settings: HubSettings) -> list[Diagnosis]:
 
 def _groups(settings: HubSettings, groups: dict[str, set[str]]) -> Iterator[Diagnosis]:
     """Compare the Hub's groups with rosters and graders."""
+    cure = "the service {service} does this within seconds: look for it in the Hub's log"
+    cure = tr(cure, service=MEMBERSHIP)
     for name, members in wanted(settings)[0].items():
         now = groups.get(name, set())
-        cure = tr(
-            "the service {service} does this within seconds: look for it in the Hub's log", service=MEMBERSHIP
-        )
         if absent := sorted(members - now):
-            text = tr("{user} should be in the group and is not", user=absent[0])
-            yield Diagnosis(name, False, text, cure, required=True)
+            yield fault(name, cure, "{user} should be in the group and is not", user=absent[0])
         elif extra := sorted(now - members):
-            text = tr("{user} is in the group and should not be", user=extra[0])
-            yield Diagnosis(name, False, text, cure, required=True)
+            yield fault(name, cure, "{user} is in the group and should not be", user=extra[0])
         else:
-            yield Diagnosis(name, True, tr("{number} members", number=len(now)))
+            yield passed(name, "{number} members", number=len(now))
 
 
 def _strangers(settings: HubSettings, users: set[str]) -> Iterator[Diagnosis]:
     """Find users of the Hub that no course knows: they see an empty Assignment List."""
     known = set(settings.admins) | {course.account for course in settings.courses}
-    ids: set[str] = set()
-    for members in wanted(settings)[0].values():
-        ids |= members
+    ids = set().union(*wanted(settings)[0].values())
     for user in sorted(users - known - ids):
         near = nearest(user, ids)
         text = tr("{user} is on no roster and sees no labs", user=user)
         cure = tr("add the id {user} to the file of dlo roster import", user=user)
         if (account := f"{TLJH_PREFIX}{user}") in ids:
-            text = tr(
+            text = (
                 '{user} is on no roster and sees no labs: "You do not have access to this course". '
-                "The roster has {account}, which is the user's Unix account on The Littlest JupyterHub",
-                user=user,
-                account=account,
+                "The roster has {account}, which is the user's Unix account on The Littlest JupyterHub"
             )
+            text = tr(text, user=user, account=account)
             cure = tr("write {user} in place of {account}: the Hub has this name", user=user, account=account)
         elif near:
             cure += tr("; or is it {near}, in another spelling?", near=near[0])
@@ -154,53 +147,48 @@ def _formgrader(settings: HubSettings, api: HubApi, course: HubCourse) -> list[D
     with token_of(api, course.graders[0].lower()) as token:
         status, _ = status_of(f"{base}/", token)
         if status != 200:
-            text, cure = _reason(settings, course, status)
-            return [Diagnosis(name, False, text, cure, required=True)]
+            return [Diagnosis(name, False, *_reason(settings, course, status), required=True)]
         listed, body = status_of(f"{base}/api/assignments", token)
         terminal = examine_terminal(settings, course, token)
     found = [_collect_button(settings, course, name, listed, body), terminal]
     for student in _hub_students(course)[:1]:
         with token_of(api, student) as token:
             if status_of(f"{base}/", token)[0] == 200:
-                text = tr("the student {user} can open it", user=student)
                 cure = tr("remove {user} from admins, graders and from other roles", user=student)
-                found.append(Diagnosis(name, False, text, cure, required=True))
+                found.append(fault(name, cure, "the student {user} can open it", user=student))
     return found
 
 
 def _reason(settings: HubSettings, course: HubCourse, status: int) -> tuple[str, str]:
     """Return why formgrader does not open, and the cure."""
     if status == 403:
+        cure = "restart the Hub: {config} gives the group {group} its role"
         text = tr("{user} may not open it", user=course.graders[0])
-        cure = tr(
-            "restart the Hub: {config} gives the group {group} its role",
-            config=_CONFIG,
-            group=course.grader_group,
-        )
-    elif status == 404:
+        return text, tr(cure, config=_CONFIG, group=course.grader_group)
+    if status == 404:
         file = settings.jupyter_folder("course") / "jupyter_server_config.json"
         text = tr("404: the account {account} runs without formgrader", account=course.account)
-        cure = tr("set nbgrader.server_extensions.formgrader to true in {file}", file=file)
-    else:
-        text = tr("it does not answer (status {status})", status=status)
-        cure = _wrong_plugin(settings, course)
-        cure = cure or tr('look for "Service {name}" in the log of the Hub', name=course.name)
-    return text, cure
+        return text, tr("set nbgrader.server_extensions.formgrader to true in {file}", file=file)
+    return tr("it does not answer (status {status})", status=status), _cure_of_service(settings, course)
 
 
-def _wrong_plugin(settings: HubSettings, course: HubCourse) -> str:
-    """Return the line to remove if the account of the course asks the Hub for the groups of students."""
+def _cure_of_service(settings: HubSettings, course: HubCourse) -> str:
+    """Return the line to remove if the account of the course asks the Hub for the groups of students, and
+    otherwise where to read on.
+    """
     done = as_account(settings, course, "-m", "dlo_lib.cli.hub_probe")
-    if done.returncode:
-        return ""
-    answer = json.loads(done.stdout.strip().splitlines()[-1])
-    if "JupyterHubAuthPlugin" not in answer["plugin"]:
-        return ""
-    return tr(
-        "remove c.Authenticator.plugin_class from {file}: the token of {account} has no right to read groups",
-        file=file_that_sets(answer, "plugin") or "nbgrader_config.py",
-        account=course.account,
+    answer = _probed(done) if done.returncode == 0 else {"plugin": ""}
+    if PLUGIN not in answer["plugin"]:
+        return tr('look for "Service {name}" in the log of the Hub', name=course.name)
+    cure = (
+        "remove c.Authenticator.plugin_class from {file}: the token of {account} has no right to read groups"
     )
+    return tr(cure, file=file_that_sets(answer, "plugin") or "nbgrader_config.py", account=course.account)
+
+
+def _probed(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Return what ``hub_probe`` printed."""
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def _collect_button(
@@ -208,15 +196,14 @@ def _collect_button(
 ) -> Diagnosis:
     """Compare the state of each lab in formgrader with the exchange: a draft has no Collect button."""
     released = settings.released(course.name)
-    cure = tr('look for "Service {name}" in the log of the Hub', name=course.name)
     if status != 200:
-        text = tr("its list of labs gives status {status}", status=status)
-        return Diagnosis(name, False, text, _wrong_plugin(settings, course) or cure, required=True)
+        text, cure = "its list of labs gives status {status}", _cure_of_service(settings, course)
+        return fault(name, cure, text, status=status)
     states = {one["name"]: one["status"] for one in json.loads(body)}
     if lost := sorted(lab for lab in released if states.get(lab) != "released"):
-        text = tr("{lab} is released, and has no Collect button here", lab=lost[0])
-        return Diagnosis(name, False, text, _wrong_plugin(settings, course) or cure, required=True)
-    return Diagnosis(name, True, tr("open to its graders only; {number} labs released", number=len(released)))
+        text, cure = "{lab} is released, and has no Collect button here", _cure_of_service(settings, course)
+        return fault(name, cure, text, lab=lost[0])
+    return passed(name, "open to its graders only; {number} labs released", number=len(released))
 
 
 def _hub_students(course: HubCourse) -> list[str]:
@@ -232,21 +219,16 @@ def _lists(settings: HubSettings, api: HubApi, course: HubCourse) -> list[Diagno
     if not people:
         return []
     person = people[0]
-    groups = set(api("GET", f"/users/{person.pw_name}")["groups"])
-    variables = user_environment(settings, person.pw_name, groups) | {
-        "HOME": person.pw_dir,
-        "USER": person.pw_name,
-    }
-    variables |= {"JUPYTERHUB_USER": person.pw_name, "JUPYTERHUB_API_URL": api.url}
-    with token_of(api, person.pw_name, STUDENT_SCOPES) as token:
+    user, name = person.pw_name, f"list of {course.name}"
+    groups = set(api("GET", f"/users/{user}")["groups"])
+    variables = user_environment(settings, user, groups) | {"HOME": person.pw_dir, "USER": user}
+    variables |= {"JUPYTERHUB_USER": user, "JUPYTERHUB_API_URL": api.url}
+    with token_of(api, user, STUDENT_SCOPES) as token:
         command = [str(settings.environment / "bin" / "python"), "-m", "dlo_lib.cli.hub_probe"]
         home = Path(person.pw_dir) if Path(person.pw_dir).is_dir() else Path("/")
         done = as_user(person, command, home, variables | {"JUPYTERHUB_API_TOKEN": token})
-    name = f"list of {course.name}"
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [tr("no output")])[-1]
-        text = tr("{student} cannot run the environment: {said}", student=person.pw_name, said=said)
         cure = tr("let all users enter {folder} and the folders above it", folder=settings.environment)
-        return [Diagnosis(name, False, text, cure, required=True)]
-    answer = json.loads(done.stdout.strip().splitlines()[-1])
-    return [judge_list(settings, person.pw_name, settings.courses_of(groups), answer, name)]
+        return [fault(name, cure, "{student} cannot run the environment: {said}", student=user, said=said)]
+    return [judge_list(settings, user, settings.courses_of(groups), _probed(done), name)]

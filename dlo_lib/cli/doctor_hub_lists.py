@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dlo_lib.base.text import tr
-from dlo_lib.cli.diagnosis import Diagnosis
+from dlo_lib.cli.diagnosis import Diagnosis, passed
 from dlo_lib.hub.extensions import server_extensions
 from dlo_lib.hub.settings import HubSettings
 
@@ -26,16 +26,13 @@ def file_that_sets(answer: dict[str, Any], key: str) -> str:
     return next((one["file"] for one in answer["configurations"] if one[key]), "")
 
 
-def other_files(answer: dict[str, Any], hub: Path) -> list[dict[str, str]]:
-    """Return the configurations of nbgrader that are not in the Hub's folder ``hub``."""
-    return [one for one in answer["configurations"] if not Path(one["file"]).is_relative_to(hub)]
-
-
 def override(answer: dict[str, Any], hub: Path, exchange: Path) -> tuple[str, str, str] | None:
-    """Return the first file that contradicts the Hub's settings: what it changes (exchange, plugin or error),
-    the value, and the file.
+    """Return the first file outside the Hub's folder ``hub`` that contradicts its settings: what it changes
+    (exchange, plugin or error), the value, and the file.
     """
-    for one in other_files(answer, hub):
+    for one in answer["configurations"]:
+        if Path(one["file"]).is_relative_to(hub):
+            continue
         if one["error"]:
             return "error", one["error"], one["file"]
         if one["exchange"] and Path(one["exchange"]) != exchange:
@@ -57,7 +54,7 @@ def judge_list(
     problem = _settings_problem(settings, user, answer) or _list_problem(settings, user, courses, answer)
     if problem is not None:
         return Diagnosis(name, False, *problem, required=True)
-    return Diagnosis(name, True, tr("{user} sees {number} labs", user=user, number=len(answer["labs"])))
+    return passed(name, "{user} sees {number} labs", user=user, number=len(answer["labs"]))
 
 
 def _settings_problem(settings: HubSettings, user: str, answer: dict[str, Any]) -> tuple[str, str] | None:
@@ -88,9 +85,8 @@ def _settings_problem(settings: HubSettings, user: str, answer: dict[str, Any]) 
     expected = {one.rsplit(".")[-1] for one, on in server_extensions(role).items() if on}
     if extra := sorted(set(answer["extensions"]) ^ expected):
         text = tr("{user} has the wrong parts of nbgrader: {parts}", user=user, parts=", ".join(extra))
-        return text, tr(
-            "repeat dlo course --hub; check jpserver_extensions in ~/.jupyter of {user}", user=user
-        )
+        cure = "repeat dlo course --hub; check jpserver_extensions in ~/.jupyter of {user}"
+        return text, tr(cure, user=user)
     return None
 
 
@@ -100,9 +96,8 @@ def _list_problem(
     """Return what is wrong in the list of labs, and the cure."""
     if answer["labs"] is None:
         text = tr("the list of {user} fails: {error}", user=user, error=answer["error"])
-        return text, tr(
-            "c.Spawner.server_token_scopes in {config} must contain read:users!user", config=_CONFIG
-        )
+        cure = "c.Spawner.server_token_scopes in {config} must contain read:users!user"
+        return text, tr(cure, config=_CONFIG)
     shown = {(course, lab) for course, lab in answer["labs"]}
     if foreign := sorted(course for course, _ in shown if course not in courses):
         text = tr("{user} sees the course {course} without being in it", user=user, course=foreign[0])

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dlo_lib.base.text import tr
-from dlo_lib.cli.diagnosis import Diagnosis
+from dlo_lib.cli.diagnosis import Diagnosis, fault, passed
 from dlo_lib.hub.membership import HubApi
 from dlo_lib.hub.settings import HubCourse, HubSettings
 
@@ -33,33 +33,23 @@ def examine_terminal(settings: HubSettings, course: HubCourse, token: str) -> Di
     try:
         made = server("POST", "/api/terminals", {})["name"]
         try:
-            said = _ask(f"{address}/terminals/websocket/{made}", token)
+            with ThreadPoolExecutor(1) as thread:  # the caller may run in a loop of events, as in a notebook
+                work = thread.submit(asyncio.run, _answer(f"{address}/terminals/websocket/{made}", token))
+                said = work.result()
         finally:
-            _remove(server, made)
+            with contextlib.suppress(urllib.error.HTTPError):  # 404: its shell has ended, and so it is gone
+                server("DELETE", f"/api/terminals/{made}")
     except (OSError, TimeoutError, KeyError) as error:
-        text = tr("it does not open ({error})", error=str(error) or type(error).__name__)
         cure = tr('look for "Service {name}" in the log of the Hub', name=course.name)
-        return Diagnosis(name, False, text, cure, required=True)
+        return fault(name, cure, "it does not open ({error})", error=str(error) or type(error).__name__)
     program = str(settings.environment / "bin" / "dlo")
     if (found := said.rpartition(_MARK)[2].split()[:1] if _MARK in said else None) is None:
-        last = " ".join(said.split()[-12:])
-        text = tr('the shell of {account} ends at once: "{said}"', account=course.account, said=last)
-        return Diagnosis(name, False, text, repeat, required=True)
+        text, last = 'the shell of {account} ends at once: "{said}"', " ".join(said.split()[-12:])
+        return fault(name, repeat, text, account=course.account, said=last)
     if found != [program]:
-        text = tr("dlo is {found} in it, and not {program}", found=(found or ["absent"])[0], program=program)
-        return Diagnosis(name, False, text, repeat, required=True)
-    return Diagnosis(name, True, tr("{account} has a shell, and dlo in it", account=course.account))
-
-
-def _ask(url: str, token: str) -> str:
-    with ThreadPoolExecutor(1) as thread:  # the caller may run in a loop of events, as in a notebook
-        return thread.submit(asyncio.run, _answer(url, token)).result()
-
-
-def _remove(server: HubApi, name: str) -> None:
-    """End the terminal."""
-    with contextlib.suppress(urllib.error.HTTPError):  # 404: its shell has ended, and so it is gone
-        server("DELETE", f"/api/terminals/{name}")
+        text, where = "dlo is {found} in it, and not {program}", (found or ["absent"])[0]
+        return fault(name, repeat, text, found=where, program=program)
+    return passed(name, "{account} has a shell, and dlo in it", account=course.account)
 
 
 async def _answer(url: str, token: str) -> str:

@@ -6,7 +6,7 @@ import pwd
 from pathlib import Path
 
 from dlo_lib.base.text import tr
-from dlo_lib.cli.diagnosis import Diagnosis
+from dlo_lib.cli.diagnosis import Diagnosis, fault, passed
 from dlo_lib.hub.folders import as_user
 from dlo_lib.hub.settings import HubCourse
 
@@ -34,18 +34,11 @@ def examine_work(course: HubCourse, people: list[pwd.struct_passwd]) -> Diagnosi
         if (files := _readable(owner, reader))
     }
     if not read:
-        text = tr("no student can read the work of another ({number} tried)", number=len(people))
-        return Diagnosis(name, True, text)
-    owner, (reader_name, file) = next(iter(read.items()))
-    text = tr(
-        "{reader} can read {file} ({number} of {all} students are open)",
-        reader=reader_name,
-        file=file,
-        number=len(read),
-        all=len(people),
-    )
+        return passed(name, "no student can read the work of another ({number} tried)", number=len(people))
+    owner, (other, file) = next(iter(read.items()))
     cure = tr("stop the server of {owner}: its next start closes the folders", owner=owner)
-    return Diagnosis(name, False, text, cure, required=True)
+    text = "{reader} can read {file} ({number} of {all} students are open)"
+    return fault(name, cure, text, reader=other, file=file, number=len(read), all=len(people))
 
 
 def _readable(owner: pwd.struct_passwd, reader: pwd.struct_passwd) -> list[str]:
