@@ -49,12 +49,9 @@ def check_all_kinds(student, t):
 @check("accuracy", points=1)
 def check_single(student, t):
     "Batches of one image"
-    batches = [
-        (sign * logits, labels) for sign in (1, -1, 1, -1, -1) for logits, labels in [counts_batch(t, 1, 4)]
-    ]
-    got = student.run(
-        counted, classes=4, logits=[logits for logits, _ in batches], labels=[labels for _, labels in batches]
-    )
+    signs = (1, -1, 1, -1, -1)
+    batches = [(sign * logits, labels) for sign in signs for logits, labels in [counts_batch(t, 1, 4)]]
+    got = student.run(counted, classes=4, batches=batches)
     t.that(near(got, right_counts(batches, 4)), "the counts are wrong for batches of one image")
 
 
@@ -87,7 +84,8 @@ def check_single_layer(student, t):
 ANSWERS = {
     "q1": Answer(
         "b",
-        "the profiler costs a few microseconds for each operator, so thousands of small ones look slower than they are",
+        "the profiler costs a few microseconds for each operator, so thousands of small ones look slower "
+        "than they are",
     ),
     "q2": Answer("d", "removed, it leaves 70 %: 1 / 0.7 = 1.43, whatever makes loading faster"),
     "q3": Answer(

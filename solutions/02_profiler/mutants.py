@@ -311,7 +311,7 @@ MUTANTS = [
     Mutant(
         "An infinite factor changes nothing",
         "check_removed",
-        says="without forward the step takes",
+        says="the step without forward",
         replace={
             "value / faster.get(name, 1)": "value / (1 if math.isinf(faster.get(name, 1)) else faster.get(name, 1))"
         },

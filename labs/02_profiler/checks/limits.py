@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlo_lib.grading.checks.contract import check
-from dlo_lib.labkit.compare import near, wrong_if
+from dlo_lib.labkit.compare import near, same
 
 from .scenarios import overlap_of, predicted_of
 from .twins import flops_of, runs_of, ticks
@@ -11,31 +11,35 @@ from .twins import flops_of, runs_of, ticks
 # -- 5 · amdahl
 
 
+CLOSE = {"rtol": 1e-6, "atol": 1e-8}
+
+
 def amdahl_case(t) -> dict[str, float]:
     return {name: t.uniform(1.0, 20.0) for name in ("load", "forward", "backward", "other")}
-
-
-def predicted(student, t, times: dict[str, float], faster: dict[str, float]) -> float:
-    return t.number(student.predicted_step(times, faster), "predicted_step(...)")
 
 
 @check("amdahl", points=1)
 def check_divided(student, t):
     "Each part is divided by its factor"
     times, factors = amdahl_case(t), {"load": t.uniform(2.0, 6.0), "backward": t.uniform(1.5, 3.0)}
-    found, after = t.items(student.run(predicted_of, times=times, faster=factors), 2, "the result")
-    got, total = t.number(found, "predicted_step(...)"), sum(times.values())
-    want = total - sum(times[name] - times[name] / factor for name, factor in factors.items())
+    got, after = t.items(student.run(predicted_of, times=times, faster=factors), 2, "the result")
+    total, parts = sum(times.values()), [(times[name], factor) for name, factor in factors.items()]
+    shorter = sum(time / factor for time, factor in parts)
+    longer = sum(time * factor for time, factor in parts)
+    rest = total - sum(time for time, _ in parts)
+    want, whole = rest + shorter, total / factors["load"] / factors["backward"]
     mistakes = {
-        "The parts that are not in `faster` are missing: they stay as they are.": sum(times[name] / factors[name] for name in factors),
-        "The times are multiplied by the factors: a part that is twice as fast takes half of the time.": total
-        + sum(times[name] * (factors[name] - 1) for name in factors),
-        "The whole step is divided by the factors: only their parts shrink.": total / factors["load"] / factors["backward"],
+        "The parts that are not in `faster` are missing: they stay as they are.": shorter,
+        "The times are multiplied by the factors: a part that is twice as fast takes half of the time.": rest
+        + longer,
+        "The whole step is divided by the factors: only their parts shrink.": whole,
         "This is how many times as fast the step is: return its ms.": total / want,
     }
-    wrong_if(t, got, want, mistakes)
-    t.that(near(got, want), "the new step takes {got:.3f} ms, expected {want:.3f}", got=got, want=want)
-    message = "predicted_step has changed the dict `times` that it was given, and the caller still uses it: divide without an assignment to times[name]"
+    same(t, got, want, "the new step in ms", mistakes, **CLOSE)
+    message = (
+        "predicted_step has changed the dict `times` that it was given, and the caller still uses it: "
+        "divide without an assignment to times[name]"
+    )
     t.that(after == times, message)
 
 
@@ -43,22 +47,19 @@ def check_divided(student, t):
 def check_removed(student, t):
     "An infinite factor removes a part"
     times = amdahl_case(t)
-    got = predicted(student, t, times, {"forward": float("inf")})
-    message = "without forward the step takes {got:.3f} ms, expected {want:.3f}"
-    t.that(near(got, sum(times.values()) - times["forward"]), message, got=got, want=sum(times.values()) - times["forward"])
-    same = predicted(student, t, times, {})
-    t.that(
-        near(same, sum(times.values())),
-        "without a faster part the step takes {got:.3f} ms, expected {want:.3f}",
-        got=same,
-        want=sum(times.values()),
-    )
+    total = sum(times.values())
+    got = student.predicted_step(times, {"forward": float("inf")})
+    same(t, got, total - times["forward"], "the step without forward in ms", **CLOSE)
+    same(t, student.predicted_step(times, {}), total, "the step without a faster part in ms", **CLOSE)
 
 
 # -- 9 · overlap
 
 
-def intervals(t, count: int, start: int = 0) -> list[tuple[float, float]]:
+Intervals = list[tuple[float, float]]
+
+
+def intervals(t, count: int, start: int = 0) -> Intervals:
     """Draw intervals in any order, whose ends are quarters; some contain others, and some touch."""
     found = []
     for _ in range(count):
@@ -69,81 +70,78 @@ def intervals(t, count: int, start: int = 0) -> list[tuple[float, float]]:
     return t.shuffled(found)
 
 
-def length(*lists: list[tuple[float, float]]) -> float:
-    both = set.intersection(*(ticks(each) for each in lists))
-    return len(both) / 4
+def length(*lists: Intervals) -> float:
+    """The time in which all of these lists are active."""
+    return len(set.intersection(*(ticks(each) for each in lists))) / 4
 
 
-def in_order(case: list[tuple[float, float]]) -> float:
-    """What the loop over the intervals finds if they are not sorted."""
+def added(case: Intervals) -> float:
+    return sum(end - begin for begin, end in case)
+
+
+def in_a_loop(case: Intervals, keep_larger: bool = True) -> float:
+    """What a loop finds that keeps the last end, or the larger one."""
     total, reached = 0.0, float("-inf")
     for begin, end in case:
         total += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
+        reached = max(reached, end) if keep_larger else end
     return total
+
+
+def of_union(case: Intervals) -> dict[str, float]:
+    """What mistakes give for the length of the union."""
+    begin, end = runs_of(case)[-1]
+    return {
+        "The intervals are taken in the order of the list: sort them by their begin first.": in_a_loop(case),
+        "The last run of intervals is missing: add it after the loop.": length(case) - (end - begin),
+        "The lengths are added: where intervals overlap, the time counts once.": added(case),
+        "This is the time from the first begin to the last end: the gaps do not count.": end - min(case)[0],
+        "An interval that ends within an earlier one moves the end back: keep the larger end.": in_a_loop(
+            sorted(case), keep_larger=False
+        ),
+    }
 
 
 @check("overlap", points=2)
 def check_covered(student, t):
     "The length of a union"
 
-    def tells(case: list[tuple[float, float]]) -> bool:
-        lengths = sum(end - begin for begin, end in case)
-        last = 0.0
-        reached = float("-inf")
-        for begin, end in sorted(case):
-            last += max(0.0, end - max(begin, reached))
-            reached = end
-        others = {lengths, last, in_order(case), max(e for _, e in case) - min(b for b, _ in case)}
-        return len({lengths, last, length(case)}) == 3 and length(case) not in others
+    def tells(case: Intervals) -> bool:
+        last = in_a_loop(sorted(case), keep_larger=False)
+        return len({added(case), last, length(case)}) == 3 and length(case) not in of_union(case).values()
 
     for _ in range(2):
         case = t.draw_until(lambda: intervals(t, t.integer(6, 9)), tells)
-        got, want = t.number(student.covered(case), "covered(...)"), length(case)
-        last, reached = 0.0, float("-inf")
-        for begin, end in sorted(case):
-            last += max(0.0, end - max(begin, reached))
-            reached = end
-        begin, end = runs_of(case)[-1]
-        mistakes = {
-            "The intervals are taken in the order of the list: sort them by their begin first.": in_order(case),
-            "The last run of intervals is missing: add it after the loop.": want - (end - begin),
-            "The lengths are added: where intervals overlap, the time counts once.": sum(end - begin for begin, end in case),
-            "This is the time from the first begin to the last end: the gaps do not count.": max(e for _, e in case)
-            - min(b for b, _ in case),
-            "An interval that ends within an earlier one moves the end back: keep the larger end.": last,
-        }
-        wrong_if(t, got, want, mistakes)
-        t.that(near(got, want), "the intervals cover {got} ms, expected {want}", got=got, want=want)
+        same(t, student.covered(case), length(case), "covered(...) in ms", of_union(case), **CLOSE)
+
+
+def in_pairs(a: Intervals, b: Intervals) -> float:
+    """The overlaps of all pairs of intervals, added."""
+    return sum(max(0.0, min(one[1], two[1]) - max(one[0], two[0])) for one in a for two in b)
 
 
 @check("overlap", points=2)
 def check_overlap(student, t):
     "The time in which both are active"
 
-    def tells(pair: tuple[list[tuple[float, float]], list[tuple[float, float]]]) -> bool:
-        a, b = pair
-        pairs = sum(max(0.0, min(one[1], two[1]) - max(one[0], two[0])) for one in a for two in b)
-        return length(a, b) not in (0.0, pairs)
+    def draw() -> tuple[Intervals, Intervals]:
+        return intervals(t, t.integer(3, 5)), intervals(t, t.integer(3, 5), start=4)
 
     for _ in range(2):
-        a, b = t.draw_until(lambda: (intervals(t, t.integer(3, 5)), intervals(t, t.integer(3, 5), start=4)), tells)
-        found, *after = t.items(student.run(overlap_of, a=a, b=b), 3, "the result")
-        got, want = t.number(found, "overlap(...)"), length(a, b)
+        a, b = t.draw_until(draw, lambda pair: length(*pair) not in (0.0, in_pairs(*pair)))
+        got, *after = t.items(student.run(overlap_of, a=a, b=b), 3, "the result")
+        union = length([*a, *b])
         mistakes = {
-            "The overlaps of all pairs are added: where two intervals of the same list overlap, the time counts once.": sum(
-                max(0.0, min(one[1], two[1]) - max(one[0], two[0])) for one in a for two in b
-            ),
-            "This is the union of both: the overlap is what the sum of both lengths counts twice.": length([*a, *b]),
-            "The lengths of the intervals are added without `covered`: within a list they overlap, too.": sum(
-                end - begin for begin, end in [*a, *b]
-            )
-            - length([*a, *b]),
+            "The overlaps of all pairs are added: where two intervals of the same list overlap, the time "
+            "counts once.": in_pairs(a, b),
+            "This is the union of both: the overlap is what the sum of both lengths counts twice.": union,
+            "The lengths of the intervals are added without `covered`: within a list they overlap, "
+            "too.": added([*a, *b]) - union,
         }
-        wrong_if(t, got, want, mistakes)
-        t.that(near(got, want), "both are active for {got} ms, expected {want}", got=got, want=want)
+        same(t, got, length(a, b), "overlap(...) in ms", mistakes, **CLOSE)
         message = (
-            "overlap has changed a list that it was given, and the caller still uses it: `a += b` works in place, [*a, *b] is a new list"
+            "overlap has changed a list that it was given, and the caller still uses it: `a += b` works in "
+            "place, [*a, *b] is a new list"
         )
         t.that(all(near(mine, given) for mine, given in zip(after, (a, b))), message)
 
@@ -156,77 +154,71 @@ def check_flops(student, t):
     "The FLOPs of a training step"
     for _ in range(2):
         sizes, batch = [t.integer(3, 40) for _ in range(t.integer(3, 5))], t.integer(2, 50)
-        got = t.number(student.step_flops(sizes, batch), "step_flops(...)")
+        want = flops_of(sizes, batch)
+        forward, all_three, two = (flops_of(sizes, batch, each) for each in ((1, 1), (3, 3), (1, 2)))
         mistakes = {
-            "This is the forward alone: backward has the gradients of the weights, and of the inputs.": flops_of(sizes, batch, (1, 1)),
-            "The first layer needs no gradient of its input: nothing asks for the gradient of the images.": flops_of(sizes, batch, (3, 3)),
-            "The gradient of the weights, or of the inputs, is missing: a layer has three products, the first one two.": flops_of(
-                sizes, batch, (1, 2)
+            "This is the forward alone: backward has the gradients of the weights, and of the "
+            "inputs.": forward,
+            "The first layer needs no gradient of its input: nothing asks for the gradient of the "
+            "images.": all_three,
+            "The gradient of the weights, or of the inputs, is missing: a layer has three products, the "
+            "first one two.": two,
+            "A multiplication and an addition are two FLOPs: a product takes 2·m·k·n.": want // 2,
+            "The batch is missing: the first matrix of each product has a row for each image.": flops_of(
+                sizes, 1
             ),
-            "A multiplication and an addition are two FLOPs: a product takes 2·m·k·n.": flops_of(sizes, batch) // 2,
-            "The batch is missing: the first matrix of each product has a row for each image.": flops_of(sizes, 1),
             "The last layer has fewer products, not the first one.": flops_of(sizes[::-1], batch),
         }
-        wrong_if(t, got, flops_of(sizes, batch), mistakes, rtol=0, atol=0)
-        message = "{sizes} with a batch of {batch} takes {got} FLOPs, expected {want}"
-        t.that(got == flops_of(sizes, batch), message, sizes=sizes, batch=batch, got=got, want=flops_of(sizes, batch))
+        got, what = student.step_flops(sizes, batch), "the FLOPs of {sizes} with a batch of {batch}"
+        same(t, got, want, what, mistakes, rtol=0, atol=0, sizes=sizes, batch=batch)
 
 
 @check("flops", points=1)
 def check_mfu(student, t):
     "The share of the peak"
     flops, seconds = t.uniform(1e9, 5e9), t.uniform(0.01, 0.05)
-    peak = flops / seconds * t.uniform(1.5, 4.0)
-    got, want = t.number(student.mfu(flops, seconds, peak), "mfu(...)"), flops / (seconds * peak)
+    rate = flops / seconds
+    peak = rate * t.uniform(1.5, 4.0)
+    want, product = rate / peak, flops * seconds / peak
     mistakes = {
         "This is the inverse: the share of the peak is at most 1.": 1 / want,
         "This is a percentage: return the share, at most 1.": 100 * want,
-        "The FLOPs are multiplied by the seconds: the rate is FLOPs divided by seconds.": flops * seconds / peak,
-        "This is the rate in FLOP/s: divide it by the peak.": flops / seconds,
+        "The FLOPs are multiplied by the seconds: the rate is FLOPs divided by seconds.": product,
+        "This is the rate in FLOP/s: divide it by the peak.": rate,
     }
-    wrong_if(t, got, want, mistakes)
-    t.that(near(got, want), "the MFU is {got:.4f}, expected {want:.4f}", got=got, want=want)
+    same(t, student.mfu(flops, seconds, peak), want, "mfu(...)", mistakes, **CLOSE)
+
+
+REACHED = "the FLOP/s of an operator of {flops:.3g} FLOPs and {nbytes:.3g} bytes"
 
 
 def roof_case(t, memory: bool) -> tuple[float, float, float, float]:
+    """Draw FLOPs, bytes, peak and bandwidth, below the ridge or above it."""
     peak, bandwidth, nbytes = t.uniform(5e10, 2e11), t.uniform(5e9, 2e10), t.uniform(1e6, 1e8)
-    ridge = peak / bandwidth
-    return nbytes * ridge * (t.uniform(0.05, 0.5) if memory else t.uniform(2.0, 9.0)), nbytes, peak, bandwidth
+    flops = nbytes * peak / bandwidth * (t.uniform(0.05, 0.5) if memory else t.uniform(2.0, 9.0))
+    return flops, nbytes, peak, bandwidth
 
 
 @check("roofline", points=1)
 def check_memory_bound(student, t):
     "Below the ridge, memory is the limit"
     flops, nbytes, peak, bandwidth = roof_case(t, memory=True)
-    got, want = t.number(student.attainable(flops, nbytes, peak, bandwidth), "attainable(...)"), bandwidth / (nbytes / flops)
     mistakes = {
         "This is the peak: with so few FLOPs per byte, memory cannot deliver fast enough.": peak,
         "This is the time in seconds: return FLOP/s.": nbytes / bandwidth,
         "The intensity is FLOPs per byte, not bytes per FLOP.": min(peak, nbytes / flops * bandwidth),
     }
-    wrong_if(t, got, want, mistakes)
-    t.that(
-        near(got, want),
-        "an operator of {flops:.3g} FLOPs and {nbytes:.3g} bytes reaches {got:.4g} FLOP/s, expected {want:.4g}",
-        flops=flops,
-        nbytes=nbytes,
-        got=got,
-        want=want,
-    )
+    got, want = student.attainable(flops, nbytes, peak, bandwidth), flops / nbytes * bandwidth
+    same(t, got, want, REACHED, mistakes, **CLOSE, flops=flops, nbytes=nbytes)
 
 
 @check("roofline", points=1)
 def check_peak(student, t):
     "Above the ridge, the peak is the limit"
     flops, nbytes, peak, bandwidth = roof_case(t, memory=False)
-    got = t.number(student.attainable(flops, nbytes, peak, bandwidth), "attainable(...)")
-    message = "This is more than the peak: the arithmetic is the limit of an operator with many FLOPs per byte."
-    t.that(not near(got, flops / nbytes * bandwidth), message)
-    t.that(
-        near(got, peak),
-        "an operator of {flops:.3g} FLOPs and {nbytes:.3g} bytes reaches {got:.4g} FLOP/s, expected {want:.4g}",
-        flops=flops,
-        nbytes=nbytes,
-        got=got,
-        want=peak,
+    message = (
+        "This is more than the peak: the arithmetic is the limit of an operator with many FLOPs per byte."
     )
+    mistakes = {message: flops / nbytes * bandwidth}
+    got = student.attainable(flops, nbytes, peak, bandwidth)
+    same(t, got, peak, REACHED, mistakes, **CLOSE, flops=flops, nbytes=nbytes)

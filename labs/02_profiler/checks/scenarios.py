@@ -1,4 +1,7 @@
-"""The scenarios of the checks: they run beside the student's classes and return what was observed, without expected values."""
+"""The scenarios of the checks: they run beside the student's classes and return what was observed, without
+expected values."""
+
+import torch
 
 from dlo_lib.grading.checks.contract import scenario
 
@@ -48,7 +51,7 @@ def second_batch(student, images, labels, size, seed):
     batches = iter(student.Batches(given, labels, size, seed))
     next(batches)
     recorder = OperationRecorder({"images": given, "labels": labels})
-    with recorder, torch.no_grad():  # noqa: F821 - of the ranks
+    with recorder, torch.no_grad():
         batch = next(batches)
     return [recorder.graph(list(batch)), list(batch)]
 
@@ -66,7 +69,7 @@ def epoch_operations(student, images, labels, size, seed):
             return False  # the wrapper that skips the compiler imports it, which takes two seconds
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            sizes = [value.numel() for value in args if isinstance(value, torch.Tensor)]  # noqa: F821
+            sizes = [value.numel() for value in args if isinstance(value, torch.Tensor)]
             seen.append([func.__name__.split(".")[0], max(sizes, default=0)])
             return func(*args, **(kwargs or {}))
 
@@ -76,13 +79,19 @@ def epoch_operations(student, images, labels, size, seed):
     return [seen, count]
 
 
+def block_of(block_class, weight, bias, gain):
+    """A block with these weights."""
+    block = block_class(weight.shape[1], weight.shape[0], gain.numpy())
+    with torch.no_grad():
+        block.linear.weight.copy_(weight)
+        block.linear.bias.copy_(bias)
+    return block
+
+
 @scenario
 def block_step(student, weight, bias, gain, x, grad):
     """The output of a block, and the gradients of its input and its weights."""
-    block = student.Block(weight.shape[1], weight.shape[0], gain.numpy())
-    with torch.no_grad():  # noqa: F821
-        block.linear.weight.copy_(weight)
-        block.linear.bias.copy_(bias)
+    block = block_of(student.Block, weight, bias, gain)
     x = x.clone().requires_grad_()
     y = block(x)
     y.backward(grad.to(y.dtype))
@@ -98,50 +107,50 @@ def block_buffers(student, weight, gain):
 
 @scenario
 def recorded_block(student, weight, bias, gain, x):
-    """The operations of the second forward of a block, as data, its output, and the conversions that it calls."""
+    """The operations of the second forward of a block, as data, its output, and the conversions that it
+    calls."""
     from torch.overrides import TorchFunctionMode
 
     from dlo_lib.profiling.operation_capture import OperationRecorder
 
-    called = []
+    called, conversions = [], ("to", "float", "double", "half", "bfloat16", "type", "type_as")
 
     class Called(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
-            if getattr(func, "__name__", "") in ("to", "float", "double", "half", "bfloat16", "type", "type_as"):
+            if getattr(func, "__name__", "") in conversions:
                 called.append(func.__name__)
             return func(*args, **(kwargs or {}))
 
-    block = student.Block(weight.shape[1], weight.shape[0], gain.numpy())
-    with torch.no_grad():  # noqa: F821
-        block.linear.weight.copy_(weight)
-        block.linear.bias.copy_(bias)
+    block = block_of(student.Block, weight, bias, gain)
+    recorder = OperationRecorder({"x": x, "weight": block.linear.weight, "bias": block.linear.bias})
+    with torch.no_grad():
         with Called():  # also a call that converts nothing, and so starts no operation
             block(x)
-        recorder = OperationRecorder({"x": x, "weight": block.linear.weight, "bias": block.linear.bias})
         with recorder:
             y = block(x)
     return [recorder.graph([y]), y, called]
 
 
 @scenario
-def counted(student, classes, logits, labels):
+def counted(student, classes, batches):
     """The counts after all batches."""
-    meter = student.Accuracy(classes, torch.device("cpu"))  # noqa: F821
-    for row, label in zip(logits, labels):
-        meter.update(row, label)
+    meter = student.Accuracy(classes, torch.device("cpu"))
+    for logits, labels in batches:
+        meter.update(logits, labels)
     return meter.counts()
 
 
 @scenario
 def recorded_counts(student, classes, cases):
-    """For each case of two batches: the operations from the empty meter to the counts, as data, and the counts."""
+    """For each case of two batches: the operations from the empty meter to the counts, as data, and the
+    counts."""
     from dlo_lib.profiling.operation_capture import OperationRecorder
 
     found = []
     for case in cases:
         recorder = OperationRecorder(case)
-        with recorder, torch.no_grad():  # noqa: F821
-            meter = student.Accuracy(classes, torch.device("cpu"))  # noqa: F821
+        with recorder, torch.no_grad():
+            meter = student.Accuracy(classes, torch.device("cpu"))
             meter.update(case["logits0"], case["labels0"])
             meter.update(case["logits1"], case["labels1"])
             counts = meter.counts()

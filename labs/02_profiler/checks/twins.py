@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -14,7 +15,8 @@ KIND_NAMES = ("conversion", "read", "operator", "python")
 
 
 def within(t, begin: int, end: int, depth: int, names: tuple[str, ...]) -> list[Span]:
-    """Draw spans one after another in [begin, end) ms of the main track, with shorter ones within; some are direct neighbours."""
+    """Draw spans one after another in [begin, end) ms of the main track, with shorter ones within; some are
+    direct neighbours."""
     found: list[Span] = []
     now = begin + t.integer(0, 1)
     while now < end:
@@ -35,7 +37,9 @@ def ordered(spans: list[Span]) -> list[Span]:
     return sorted(spans, key=lambda span: (span["begin"], -span["end"]))
 
 
-def drawn_steps(t, count: int, phases: tuple[str, ...], names: tuple[str, ...] = OPERATORS, start: int = 0) -> list[Span]:
+def drawn_steps(
+    t, count: int, phases: tuple[str, ...], names: tuple[str, ...] = OPERATORS, start: int = 0
+) -> list[Span]:
     """Draw steps with phases, each with operators; there is time between the steps and between the phases."""
     found: list[Span] = []
     now = start
@@ -60,16 +64,20 @@ def elsewhere(spans: list[Span], track: int = LOADER) -> list[Span]:
 @twin
 def trace_of(spans: list[Span], first: int) -> dict[str, Any]:
     """A trace with these spans, which begins at `first` microseconds, and with events of other kinds."""
+
+    def event(cat: str, name: str, tid: Any, ts: int, dur: int) -> dict[str, Any]:
+        return {"ph": "X", "cat": cat, "name": name, "tid": tid, "ts": ts, "dur": dur}
+
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}},
-        {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "tid": "PyTorch Profiler", "ts": first - 2500, "dur": 900000},
-        {"ph": "X", "cat": "gpu_user_annotation", "name": "forward", "tid": 7, "ts": first - 1000, "dur": 5000},
+        event("Trace", "PyTorch Profiler (0)", "PyTorch Profiler", first - 2500, 900000),
+        event("gpu_user_annotation", "forward", 7, first - 1000, 5000),
         {"ph": "s", "cat": "fwdbwd", "name": "fwdbwd", "tid": MAIN, "ts": first - 1500, "id": 1},
         {"ph": "i", "name": "Iteration Start: PyTorch Profiler", "tid": "", "ts": first - 2500, "s": "g"},
     ]
     for span in spans:
-        times = {"ts": first + 1000 * span["begin"], "dur": 1000 * (span["end"] - span["begin"])}
-        events.append({"ph": "X", "cat": "cpu_op", "name": span["name"], "tid": span["track"], **times})
+        begin, length = first + 1000 * span["begin"], 1000 * (span["end"] - span["begin"])
+        events.append(event("cpu_op", span["name"], span["track"], begin, length))
     return {"schemaVersion": 1, "traceEvents": events}
 
 
@@ -86,17 +94,9 @@ def around(spans: list[Span], span: Span) -> list[int]:
 
 
 @twin
-def parents_of(spans: list[Span], mistake: str = "") -> list[int | None]:
-    """The parent of each span; with the mistake "neighbour" a span that ends at its begin."""
-    found: list[int | None] = []
-    for number, span in enumerate(spans):
-        above = around(spans, span)
-        found.append(above[-1] if above else None)
-        if mistake == "neighbour":
-            before = [n for n in range(number) if spans[n]["track"] == span["track"] and spans[n]["end"] == span["begin"]]
-            if before:
-                found[-1] = before[-1]
-    return found
+def parents_of(spans: list[Span]) -> list[int | None]:
+    """The parent of each span."""
+    return [(around(spans, span) or [None])[-1] for span in spans]
 
 
 @twin
@@ -113,6 +113,12 @@ def popped_once(spans: list[Span]) -> list[int | None]:
     return found
 
 
+def neighbours(spans: list[Span]) -> bool:
+    """Whether a span begins where another one of its track ends that is not its parent."""
+    ends = {(span["track"], span["end"]) for span in spans}
+    return any((span["track"], span["begin"]) in ends for span in spans)
+
+
 @twin
 def own_times(spans: list[Span], mistake: str = "") -> list[float]:
     """The self times; with the mistake "all" each span subtracts itself from all spans around it."""
@@ -122,11 +128,11 @@ def own_times(spans: list[Span], mistake: str = "") -> list[float]:
             for number in around(spans, span):
                 found[number] -= span["end"] - span["begin"]
         return [float(value) for value in found]
-    # each half ms of a track belongs to the shortest span that covers it
+    # Each half ms of a track belongs to the shortest span that covers it.
     found = [0.0] * len(spans)
-    moments = {(span["track"], half / 2) for span in spans for half in range(int(2 * span["begin"]), int(2 * span["end"]))}
-    for track, moment in moments:
-        covering = [n for n, s in enumerate(spans) if s["track"] == track and s["begin"] <= moment < s["end"]]
+    halves = [range(int(2 * span["begin"]), int(2 * span["end"])) for span in spans]
+    for track, half in {(span["track"], half) for span, each in zip(spans, halves) for half in each}:
+        covering = [n for n, span in enumerate(spans) if span["track"] == track and half in halves[n]]
         found[min(covering, key=lambda n: spans[n]["end"] - spans[n]["begin"])] += 0.5
     return found
 
@@ -137,7 +143,8 @@ def steps_of(spans: list[Span]) -> list[Span]:
 
 @twin
 def times_of(spans: list[Span], phases: tuple[str, ...], mistake: str = "") -> dict[str, float]:
-    """The mean ms of each phase in a step. Mistakes: "sum" of all steps, "last" occurrence only, "anywhere", "tracks", and "phases" (divided by occurrences)."""
+    """The mean ms of each phase in a step. Mistakes: "sum" of all steps, "last" occurrence only, "anywhere",
+    "tracks", and "phases" (divided by occurrences)."""
     steps, found = steps_of(spans), {}
     for name in phases:
         lengths = [
@@ -155,8 +162,9 @@ def times_of(spans: list[Span], phases: tuple[str, ...], mistake: str = "") -> d
 
 @twin
 def kinds_of(spans: list[Span], kinds: dict[str, str], mistake: str = "") -> dict[str, float]:
-    """The mean ms of each kind. Mistakes: "by name" (no span inherits), "direct" (only from the parent), "operators" (pass their kind on, too),
-    "durations" (not self times), "anywhere" (also outside of steps), "sum" (of all steps)."""
+    """The mean ms of each kind. Mistakes: "by name" (no span inherits), "direct" (only from the parent),
+    "operators" (pass their kind on, too), "durations" (not self times), "anywhere" (also outside of steps),
+    "sum" (of all steps)."""
     steps, own = steps_of(spans), own_times(spans)
     if mistake == "durations":
         own = [float(span["end"] - span["begin"]) for span in spans]
@@ -193,4 +201,5 @@ def ticks(intervals: list[tuple[float, float]]) -> set[int]:
 def flops_of(sizes: list[int], batch: int, products: tuple[int, int] = (2, 3)) -> int:
     """The FLOPs of the products of a step: `products` in the first layer, and in each other one."""
     first, other = products
-    return sum(2 * batch * sizes[n] * sizes[n + 1] * (first if n == 0 else other) for n in range(len(sizes) - 1))
+    layers = enumerate(itertools.pairwise(sizes))
+    return sum(2 * batch * m * n * (other if place else first) for place, (m, n) in layers)
