@@ -247,7 +247,9 @@ def _data_parallel(
                 sharded_over=None if experts is None else experts.sharded_over(module),
             )
         case ZeroStage.GRADIENTS:
-            return ShardedDDP(module, mesh.group_along(*_SHARDS), keep_buffers=plan.keep_buffers)
+            return ShardedDDP(
+                module, mesh.group_along(*_SHARDS), split=plan.zero_split, keep_buffers=plan.keep_buffers
+            )
     ranks = mesh.group_along(*TOKENS)
     if (plan.pipelined or plan.tp > 1) and mesh.size(*TOKENS) == 1:
         return module  # there are no other ranks for the average

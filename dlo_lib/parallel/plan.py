@@ -21,6 +21,7 @@ from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.context import ContextKind, SequenceLayout, SequencePlacement
 from dlo_lib.parallel.mesh import Degrees
 from dlo_lib.parallel.pipeline.table import ScheduleKind
+from dlo_lib.parallel.zero.flat_params import PartitionBy
 
 
 class ZeroStage(enum.IntEnum):
@@ -50,6 +51,7 @@ class ParallelPlan:
         sequence_placement: the assignment of tokens to the ranks of ``cp``.
         zero_stage: what is sharded; None for the parameters if ``dp_shard`` is not 1, otherwise nothing. With
             ``ep``, stage 0 on several ranks of ``dp_shard`` cuts only the experts over them.
+        zero_split: the unit of the parts of ZeRO stage 2: whole parameters for optimisers that need them.
         reshard_after_forward: the argument of ``FSDP``; None for True, or for False in a pipeline, where True
             would gather the parameters in each micro-batch.
         schedule: the schedule of a pipeline; None for 1F1B if ``pp`` is above 1, otherwise no pipeline.
@@ -76,6 +78,7 @@ class ParallelPlan:
     context_inner: int | None = None
     sequence_placement: SequencePlacement = SequencePlacement.ZIGZAG
     zero_stage: ZeroStage | None = None
+    zero_split: PartitionBy = PartitionBy.ELEMENTS
     reshard_after_forward: bool | int | None = None
     schedule: ScheduleKind | None = None
     micro_batches: int = 1

@@ -12,9 +12,10 @@ from dlo_lib.base.errors import UserError, require_count, unknown_name
 from dlo_lib.kernels import FusedOperation, Kernels
 from dlo_lib.models import LlamaConfig, model_config
 from dlo_lib.optim import Precision
-from dlo_lib.optim.entry import OptimizerEntry, OptimizerStep, TrainingForm
+from dlo_lib.optim.entry import OptimizerEntry, OptimizerStep, TrainingForm, UpdateReach
 from dlo_lib.optim.registry import optimizer_entry
 from dlo_lib.parallel.plan import ParallelPlan, ShortForm, ZeroStage
+from dlo_lib.parallel.zero.flat_params import PartitionBy
 
 E = TypeVar("E", bound=enum.Enum)
 
@@ -80,6 +81,7 @@ class StepSettings:
         plan, alone = _plan(parallel, kind, bucket_view, world_size)
         if (why := entry.wrong_under(forms_of(None if alone else plan))) is not None:
             raise UserError(f'{optimizer} {why}: use parallel="none", or optimizer="adamw"')
+        plan = replace(plan, zero_split=zero_split(entry))
         operations = frozenset(
             named(Kernels, "kernels", kernels).operations if isinstance(kernels, (str, Kernels)) else kernels
         )
@@ -136,6 +138,12 @@ def forms_of(plan: ParallelPlan | None) -> set[TrainingForm]:
     }
     cut = {TrainingForm.TP: plan.tp > 1, TrainingForm.PP: plan.pipelined, TrainingForm.EP: plan.ep > 1}
     return {stages[plan.stage], *(form for form, used in cut.items() if used)}
+
+
+def zero_split(entry: OptimizerEntry) -> PartitionBy:
+    """Return the unit of the parts of ZeRO that the optimiser can update."""
+    elements = entry.reach is UpdateReach.ELEMENT
+    return PartitionBy.ELEMENTS if elements else PartitionBy.PARAMETERS
 
 
 def _step(name: str, entry: OptimizerEntry, fused: bool | OptimizerStep) -> OptimizerStep:

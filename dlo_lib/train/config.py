@@ -22,7 +22,7 @@ from dlo_lib.optim.schedules import ScheduleName
 from dlo_lib.parallel.context import ContextKind, SequencePlacement
 from dlo_lib.parallel.pipeline.table import ScheduleKind
 from dlo_lib.parallel.plan import ParallelPlan, ShortForm
-from dlo_lib.profiling.settings import named, require_step
+from dlo_lib.profiling.settings import named, require_step, zero_split
 
 
 @dataclass(frozen=True)
@@ -298,6 +298,7 @@ class TrainConfig:
             context_inner=self.context_inner or None,
             schedule=self.schedule if pipelined else None,
             micro_batches=self.accumulation,
+            zero_split=zero_split(optimizer_entry(self.optimizer)),
             compute_dtype=self.precision.dtype if self.precision is not Precision.FP32 else None,
         )
 

@@ -25,7 +25,7 @@ from dlo_lib.parallel.mesh import TOKENS, ParallelMesh
 from dlo_lib.parallel.parallelize import make_optimizer, parallelize
 from dlo_lib.parallel.plan import ParallelPlan, ZeroStage
 from dlo_lib.parallel.protocol import ParallelModel
-from dlo_lib.profiling.settings import forms_of
+from dlo_lib.profiling.settings import forms_of, zero_split
 
 STEPS, SEQ, VOCAB = 3, 3, 19
 CONFIG = LlamaConfig(VOCAB, 16, 20, 2, 2, 2, 8, tied_embeddings=True, initializer_std=0.3)
@@ -83,6 +83,7 @@ def trained_alone(name: str, experts: bool, copies: int) -> list[dict[str, Tenso
 
 def steps_of_a_rank(name: str, how: OptimizerStep, plan: ParallelPlan) -> None:
     mesh, entry = ParallelMesh(plan.degrees), OPTIMIZERS[name]
+    plan = replace(plan, zero_split=zero_split(entry))
     spread = parallelize(llama(plan), plan, mesh, device=torch.device("cpu"), seq=SEQ)
     assert isinstance(spread, nn.Module)
     assert isinstance(spread, ParallelModel)

@@ -99,10 +99,14 @@ ONE_BLOCK = replace(BLOCKS_3B, num_layers=1)
 def test_the_state_and_the_step_of_every_optimizer_have_the_memory_of_their_entry(
     optimizer: str, step: OptimizerStep
 ):
-    choice: dict = {"model": ONE_BLOCK, "seq": 16, "parallel": "none", "optimizer": optimizer, "fused": step}
+    alone = OPTIMIZERS[optimizer].in_backward
+    choice: dict = {"model": ONE_BLOCK, "seq": 16, "optimizer": optimizer, "fused": step}
+    choice["parallel"] = "none" if alone else "ddp"
     measured, computed = measure_memory(**choice), memory_footprint(**choice)
     for part in (Part.OPTIMIZER_STATE, Part.STEP_TEMPORARIES):
         assert measured.peak_by_part[part] == pytest.approx(computed.peak_by_part[part], rel=0.05, abs=4096)
+    assert measured.timeline[Part.STEP_TEMPORARIES][-1] == 0
+    assert (Phase.OPTIMIZER in measured.peak_by_phase) != alone
 
 
 @pytest.mark.parametrize("config", [ONE_BLOCK, UNTIED_1B, model_config("tiny")])

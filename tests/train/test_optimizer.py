@@ -7,10 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.launch import run_ranks
-from dlo_lib.optim.entry import OptimizerStep
+from dlo_lib.optim.entry import (
+    STEP_COUNT,
+    OptimizerEntry,
+    OptimizerState,
+    OptimizerStep,
+    StateShape,
+    StepMemory,
+    UpdateReach,
+)
 from dlo_lib.optim.registry import OPTIMIZERS
 from dlo_lib.parallel.plan import ParallelPlan
 from dlo_lib.profiling.settings import forms_of
@@ -29,6 +38,20 @@ ALONE: list[dict[str, Any]] = [
     {"kernels": "fused", "accumulation": 2},
     {"lr_schedule": "cosine", "clip": 0.5},
 ]
+
+
+FACTORED = OptimizerEntry(
+    torch.optim.Adafactor,
+    (
+        STEP_COUNT,
+        OptimizerState("row_var", StateShape.ROWS),
+        OptimizerState("col_var", StateShape.COLUMNS),
+        OptimizerState("variance", StateShape.VECTOR),
+    ),
+    {OptimizerStep.FOREACH: StepMemory(of_all=4), OptimizerStep.FOR_LOOP: StepMemory(of_largest=4)},
+    reach=UpdateReach.PARAMETER,
+)
+"""An optimiser that needs whole parameters, which only these tests enter."""
 
 
 def in_steps(config: TrainConfig) -> tuple[TrainConfig, TrainConfig, TrainConfig]:
@@ -68,10 +91,56 @@ def test_every_kind_of_state_resumes_on_two_ranks_bit_for_bit(small_run):
         for number, name in enumerate(by_states.values())
     ]
     assert runs
-    first = run_ranks(trained, 2, [config for whole, half, _ in runs for config in (whole, half)])[0]
-    resumed = run_ranks(trained, 2, [config for _, _, config in runs])[0]  # in new processes
-    for one, other in zip(first[::2], resumed, strict=True):
-        assert_same_state(one, other)
+    results = run_ranks(trained, 2, [config for run in runs for config in run])[0]
+    for whole, resumed in zip(results[::3], results[2::3], strict=True):
+        assert_same_state(resumed, whole)
+
+
+def trained_with_another(configs: list[dict[str, Any]]) -> list[TrainResult | str]:
+    """Return the result of each configuration with a new entry, or its refusal."""
+    from dlo_lib.optim import registry  # that of the rank; this function comes with a copy of its globals
+
+    registry.OPTIMIZERS["adafactor"] = FACTORED  # type: ignore[index]
+    results: list[TrainResult | str] = []
+    for options in configs:
+        try:
+            results.append(train(TrainConfig(**options, optimizer="adafactor")))
+        except UserError as error:
+            results.append(str(error))
+    return results
+
+
+def test_an_entry_that_needs_whole_parameters_trains_where_ranks_have_them(small_run):
+    """In DDP, and in ZeRO stages 1 and 2 with whole parameters as parts; FSDP is refused."""
+    given = small_run(steps=4)
+    base = {
+        name: getattr(given, name) for name in ("model", "data", "seq", "batch", "lr", "warmup", "log_every")
+    }
+
+    def options(name: str, **more: Any) -> dict[str, Any]:
+        return {**base, "steps": 4, "out": given.out.with_name(name), **more}
+
+    ddp, zero1, zero2, half, resumed, fsdp = run_ranks(
+        trained_with_another,
+        2,
+        [
+            options("ddp", parallel="ddp"),
+            options("zero1", parallel="zero1"),
+            options("zero2", parallel="zero2"),
+            options("half", parallel="zero2", steps=2),
+            options("half", parallel="zero2", resume=True),
+            options("fsdp", parallel="fsdp"),
+        ],
+    )[0]
+    assert isinstance(ddp, TrainResult), ddp
+    twin = [line["loss"] for line in numbers(ddp.out)]
+    for sharded in (zero1, zero2):
+        assert [line["loss"] for line in numbers(sharded.out)] == pytest.approx(twin, abs=1e-5)
+    assert_same_state(resumed, zero2)
+    assert half.step == 2
+    assert fsdp.startswith(
+        "adafactor updates an element by the whole parameter, of which a rank has a part with"
+    )
 
 
 def test_another_optimizer_on_resume_is_one_line_and_status_2(small_run, capfd):
