@@ -35,7 +35,7 @@ Timing = tuple[str, int, int, float]
 
 
 class RingStep(NamedTuple):
-    """A rank and a chunk give the ranks whose shares are in it; ``arrived`` has (rank, chunk) of this step."""
+    """A rank and a chunk give the ranks whose shares are in it; ``arrived``: (rank, chunk) of this step."""
 
     title: str
     holds: list[list[set[int]]]
@@ -61,7 +61,11 @@ def busiest(busiest: Mapping[str, Mapping[int, float]]) -> Figure:
 
 
 @styled
-def bytes_sent(sent: Mapping[int, Sequence[float]], busiest: Mapping[str, Mapping[int, float]], predicted: predictions.Predicted) -> Figure:
+def bytes_sent(
+    sent: Mapping[int, Sequence[float]],
+    busiest: Mapping[str, Mapping[int, float]],
+    predicted: predictions.Predicted,
+) -> Figure:
     """Plot the bytes sent by each rank, with 2 (N-1)/N as lines, and the busiest rank of two algorithms."""
     left, right = panels(2, width=11, height=3.6)
     place, ticks, highest = 0.0, {}, 2.0
@@ -85,7 +89,8 @@ def bytes_sent(sent: Mapping[int, Sequence[float]], busiest: Mapping[str, Mappin
 
 @styled
 def ring(ranks: int = 4) -> Figure:
-    """Draw reduce-scatter and all-gather on a ring: the shares that each rank has of each chunk, step by step."""
+    """Draw reduce-scatter and all-gather on a ring: the shares that each rank has of each chunk, step by
+    step."""
     every = panels(ranks, 2, width=11, height=5.4)
     for place, (axes, step) in enumerate(zip(every, _ring_steps(ranks), strict=True)):
         _hands(axes, step.holds, step.arrived, fits=24 // ranks if ranks < 6 else 2)
@@ -116,7 +121,8 @@ def _ring_steps(ranks: int) -> list[RingStep]:
 
 @styled
 def ring_messages(ranks: int = 4, step: int = 0) -> Figure:
-    """Draw one step of the all-reduce on a ring: the messages between neighbours, and what each rank has then."""
+    """Draw one step of the all-reduce on a ring: the messages between neighbours, and what each rank has
+    then."""
     steps = _ring_steps(ranks)
     del steps[ranks]  # the start of the all-gather is the end of the reduce-scatter
     shown = steps[min(step, len(steps) - 1)]
@@ -152,7 +158,7 @@ def _hands(
     arrived: set[tuple[int, int]],
     fits: int,
 ) -> None:
-    """Fill the axes with a cell for each rank and chunk; shares of more than ``fits`` characters are counted."""
+    """Fill the axes with a cell for each rank and chunk; more than ``fits`` characters are counted."""
     ranks = len(holds)
     everyone = set(range(ranks))
     for rank, chunks in enumerate(holds):
@@ -179,7 +185,7 @@ def _hands(
 
 @styled
 def tree(ranks: int = 6) -> Figure:
-    """Draw a broadcast from rank 0 by doubling: the messages, and the ranks with the tensor after each round."""
+    """Draw a broadcast from rank 0 by doubling: messages, and the ranks with the tensor after each round."""
     (axes,) = panels(width=6.4, height=3.4)
     have, rounds = 1, 0
     while have < ranks:
@@ -214,10 +220,13 @@ def _timed(axes: Axes, timings: Sequence[Timing], world: int, names: Sequence[st
 
 
 @styled
-def timed(timings: Sequence[Timing], points: Mapping[str, tuple[int, int]], predicted: predictions.Predicted) -> Figure:
+def timed(
+    timings: Sequence[Timing], points: Mapping[str, tuple[int, int]], predicted: predictions.Predicted
+) -> Figure:
     """Plot seconds against bytes, with a panel for each number of ranks, and the ring by your prediction.
 
-    ``points``: the (bytes, ranks) of each prediction, which is the time of the ring divided by that of the tree.
+    ``points``: the (bytes, ranks) of each prediction, which is the time of the ring divided by that of the
+    tree.
     """
     tree = {(size, ranks): seconds for name, size, ranks, seconds in timings if name == "tree"}
     ratios = predictions.numbers(predicted, points)
@@ -225,7 +234,9 @@ def timed(timings: Sequence[Timing], points: Mapping[str, tuple[int, int]], pred
     for axes, world in zip(panels(len(worlds), width=11, height=3.8, sharey=True), worlds):
         _timed(axes, timings, world, list(STYLES), joined=True)
         places = {name: size for name, (size, ranks) in points.items() if ranks == world}
-        guesses = {name: 1e6 * ratios[name] * tree[size, world] for name, size in places.items() if name in ratios}
+        guesses = {
+            name: 1e6 * ratios[name] * tree[size, world] for name, size in places.items() if name in ratios
+        }
         predictions.mark_predicted(axes, places, guesses)
         figure = finish(axes, title=f"all-reduce on {world} ranks, measured", xlabel="tensor", ylabel="µs")
     axes.legend()
@@ -233,19 +244,25 @@ def timed(timings: Sequence[Timing], points: Mapping[str, tuple[int, int]], pred
 
 
 def what_timed_shows(timings: Sequence[Timing], cores: int | None) -> str:
-    """Return whether the measurement agrees with the text: the tree is faster for small tensors on four ranks, the ring for large ones."""
+    """Return whether the measurement agrees with the text: the tree is faster for small tensors on four
+    ranks, the ring for large ones."""
     seconds = {(name, size, ranks): time for name, size, ranks, time in timings}
     small, large = min(size for _, size, _ in seconds), max(size for _, size, _ in seconds)
     lines = []
     for winner, size, ranks in (("tree", small, 4), ("ring", large, 2), ("ring", large, 4)):
         loser = "ring" if winner == "tree" else "tree"
         ratio = seconds[loser, size, ranks] / seconds[winner, size, ranks]
-        where = f"{ranks} ranks, {figures.size(size)}: the {winner} takes {1 / ratio:.2f} times as long as the {loser}"
+        times = f"the {winner} takes {1 / ratio:.2f} times as long as the {loser}"
+        where = f"{ranks} ranks, {figures.size(size)}: {times}"
         if ratio >= 1:
             lines.append(f"{where}, as the model says.")
             continue
         shared = cores is not None and cores < ranks
-        why = f"{ranks} ranks share {cores} cores" if shared else "another program may be at work: run the cell again"
+        why = (
+            f"{ranks} ranks share {cores} cores"
+            if shared
+            else "another program may be at work: run the cell again"
+        )
         lines.append(f"{where}. This disagrees with the model; {why}.")
     return "\n".join(lines)
 

@@ -83,7 +83,15 @@ def _plan(ax: Axes, nbytes: Sequence[int], buckets: Sequence[Sequence[int]]) -> 
         ax.barh(0, free - start, left=start, color=VERMILLION, edgecolor=BACKGROUND, hatch="//")
         if free - start > 0.9:
             box = {"facecolor": BACKGROUND, "edgecolor": "none", "pad": 1}
-            ax.text((start + free) / 2, 0, ascii_uppercase[number], ha="center", va="center", fontsize=SMALL, bbox=box)
+            ax.text(
+                (start + free) / 2,
+                0,
+                ascii_uppercase[number],
+                ha="center",
+                va="center",
+                fontsize=SMALL,
+                bbox=box,
+            )
     ax.axvline(layers, color=MUTED, ls="--", lw=1.2)
     ax.text(free + 0.3, 0, f"waiting {free - layers:.1f} ms", va="center", color=LIMIT)
     ax.set_yticks([0, 1], ["messages", "backward of layer"])
@@ -100,7 +108,9 @@ def messages(seconds: Mapping[int, float], predicted: predictions.Predicted) -> 
         place = {"textcoords": "offset points", "xytext": (0, 7), "ha": "center", "fontsize": SMALL}
         ax.annotate(f"{1e3 * second:.1f}", (count, 1e3 * second), **place)
     positions = {f"{count} messages": count for count in seconds}
-    guesses = {name: 1e3 * seconds[1] * guess for name, guess in predictions.numbers(predicted, positions).items()}
+    guesses = {
+        name: 1e3 * seconds[1] * guess for name, guess in predictions.numbers(predicted, positions).items()
+    }
     predictions.mark_predicted(ax, positions, guesses)
     if guesses:
         ax.legend(loc="upper left")
@@ -133,13 +143,18 @@ def what_waiting_shows(seconds: Mapping[int, float]) -> str:
     """Return whether the measurement agrees with the text: the largest bucket hides nothing."""
     best, largest = min(seconds, key=lambda limit: seconds[limit]), max(seconds)
     if seconds[largest] >= 1.2 * seconds[best]:
-        return f"The best bucket here has {best // MIB} MiB; one bucket for all gradients waits {1e3 * (seconds[largest] - seconds[best]):.1f} ms longer."
+        longer = 1e3 * (seconds[largest] - seconds[best])
+        return (
+            f"The best bucket here has {best // MIB} MiB; one bucket for all gradients waits {longer:.1f} ms "
+            "longer."
+        )
     smallest = min(seconds)
     more = 1e3 * (seconds[smallest] - seconds[largest])
     return (
-        "This measurement disagrees with the text: one bucket for all gradients waits no longer than the others. "
-        f"A bucket for each layer waits {more:+.1f} ms compared with it. If this stays so when you run the cell again, a message costs "
-        "more here than it can hide; with larger layers or a slower link, several buckets win."
+        "This measurement disagrees with the text: one bucket for all gradients waits no longer than the "
+        f"others. A bucket for each layer waits {more:+.1f} ms compared with it. If this stays so when you "
+        "run the cell again, a message costs more here than it can hide; with larger layers or a slower "
+        "link, several buckets win."
     )
 
 
@@ -182,7 +197,9 @@ def spread(estimates: Mapping[int, Tensor]) -> Figure:
 
 
 @styled
-def training(together: Mapping[str, Sequence], alone: Mapping[str, Sequence], predicted: predictions.Predicted) -> Figure:
+def training(
+    together: Mapping[str, Sequence], alone: Mapping[str, Sequence], predicted: predictions.Predicted
+) -> Figure:
     """Loss and accuracy of 4 ranks over those of one process, and by how much their losses differ."""
     left, right, apart = panels(3, width=12.5, height=3.6)
     ylabels = {"loss": "loss of the batch, after its step", "accuracy": "accuracy on all samples"}
@@ -195,7 +212,13 @@ def training(together: Mapping[str, Sequence], alone: Mapping[str, Sequence], pr
     guesses = predictions.numbers(predicted, dict.fromkeys(names))
     last = {"accuracy at the end": len(together["accuracy"]) - 1}
     predictions.mark_predicted(right, last, {name: guess for name, guess in guesses.items() if name in last})
-    apart.plot([abs(a - b) for a, b in zip(together["loss"], alone["loss"])], color=BLUE, marker="o", ms=4, label="measured")
+    apart.plot(
+        [abs(a - b) for a, b in zip(together["loss"], alone["loss"])],
+        color=BLUE,
+        marker="o",
+        ms=4,
+        label="measured",
+    )
     if names[0] in guesses:
         apart.axhline(guesses[names[0]], color=BLACK, ls="--", label="your prediction")
     apart.set_yscale("symlog", linthresh=1e-8)

@@ -1,6 +1,8 @@
-"""A training on several ranks with PyTorch alone: start, division of the data, output of rank 0, checkpoint, resume.
+"""A training on several ranks with PyTorch alone: start, division of the data, output of rank 0, checkpoint,
+resume.
 
-One process runs this file for each rank. A launcher starts the processes and tells each its place by environment variables:
+One process runs this file for each rank. A launcher starts the processes and tells each its place by
+environment variables:
 
     torchrun --standalone --nproc-per-node=2 train_by_hand.py --epochs 4
     srun --ntasks=8 --ntasks-per-node=4 --gres=gpu:4 python train_by_hand.py --epochs 4
@@ -22,9 +24,13 @@ words.add_argument("--epochs", type=int, default=2)
 words.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"))
 given = words.parse_args()
 
-# 1. The place of this process. torchrun sets the first names, srun the second. srun sets neither MASTER_ADDR, the host of
-#    rank 0, nor MASTER_PORT, a free port there: the script of the job exports them.
-launcher = ("RANK", "LOCAL_RANK", "WORLD_SIZE") if "RANK" in os.environ else ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
+# 1. The place of this process. torchrun sets the first names, srun the second. srun sets neither MASTER_ADDR,
+# the host of    rank 0, nor MASTER_PORT, a free port there: the script of the job exports them.
+launcher = (
+    ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    if "RANK" in os.environ
+    else ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS")
+)
 rank, local_rank, world = (int(os.environ[name]) for name in launcher)
 
 # 2. One GPU for each rank of this machine, by the LOCAL rank; without GPUs, the processor and gloo.
@@ -44,8 +50,8 @@ data = TensorDataset(samples, labels)
 sampler = DistributedSampler(data, num_replicas=world, rank=rank)
 loader = DataLoader(data, batch_size=64 // world, sampler=sampler)
 
-# 5. The model and the optimiser; and their state, if a checkpoint exists. Every rank reads it before rank 0 can write the next
-#    one, because the constructor of DistributedDataParallel waits for all ranks.
+# 5. The model and the optimiser; and their state, if a checkpoint exists. Every rank reads it before rank 0
+# can write the next    one, because the constructor of DistributedDataParallel waits for all ranks.
 net = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4)).to(device)
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
 first = 0
@@ -72,6 +78,7 @@ for epoch in range(first, given.epochs):
         state = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "epochs": epoch + 1}
         unfinished = given.checkpoint.with_suffix(".unfinished")
         torch.save(state, unfinished)
-        os.replace(unfinished, given.checkpoint)  # a job that is killed here leaves the old checkpoint or the new one
+        # a job that is killed here leaves the old checkpoint or the new one
+        os.replace(unfinished, given.checkpoint)
 
 dist.destroy_process_group()

@@ -76,7 +76,11 @@ def replicas(held: dict[Part, int], ranks: int) -> Figure:
     hatches = {Part.ACTIVATIONS: {"hatch": "//", "edgecolor": BACKGROUND}}
     handles = [Patch(facecolor=COLOURS[part], label=part.value, **hatches.get(part, {})) for part in parts]
     legend(ax, "right", handles=handles, reverse=True)
-    return finish(ax, ylabel="GiB, the largest of each part", title="Data parallelism: the state is copied, the batch is divided")
+    return finish(
+        ax,
+        ylabel="GiB, the largest of each part",
+        title="Data parallelism: the state is copied, the batch is divided",
+    )
 
 
 @styled
@@ -265,8 +269,11 @@ def fitting(peaks: dict[str, int], gpus: dict[str, Gpu]) -> HTML:
 
 
 @styled
-def ranks(predicted: dict[int, int], measured: dict[int, int], floor: int, gpus: dict[str, Gpu], expected: Predicted) -> Figure:
-    """Memory of each rank against the number of ranks; the state as floor, GPUs as lines, guesses as diamonds."""
+def ranks(
+    predicted: dict[int, int], measured: dict[int, int], floor: int, gpus: dict[str, Gpu], expected: Predicted
+) -> Figure:
+    """Memory of each rank against the number of ranks; the state as floor, GPUs as lines, guesses as
+    diamonds."""
     (ax,) = panels(width=10, height=4.8)
     worlds = list(predicted)
     peaks = [held / GIB for held in predicted.values()]

@@ -99,11 +99,8 @@ def budget(state: Mapping[int, Mapping[str, float]], ranks: int, limit: float) -
             look = {"color": COLOURS[part], "edgecolor": BACKGROUND, "label": name if row == 0 else None}
             ax.barh(row, held[name] / GIB, 0.62, left=left, **look)
             left += held[name] / GIB
-        box = {
-            "facecolor": BACKGROUND,
-            "edgecolor": "none",
-            "pad": 1.5,
-        }  # the line of the GPU does not cross the number
+        # the line of the GPU does not cross the number
+        box = {"facecolor": BACKGROUND, "edgecolor": "none", "pad": 1.5}
         ax.text(left + 0.6, row, f"{left:.1f} GiB", va="center", bbox=box, zorder=5)
     ax.axvline(limit / GIB, color=LIMIT, lw=1.5, label=f"a GPU of {limit / GIB:.0f} GiB")
     ax.set_yticks(range(len(state)), [NAMES[stage] for stage in state])

@@ -127,9 +127,8 @@ def moment(blocks: int, at: int) -> Figure:
         if row in whole:
             axes.barh(row, 0.75, 0.7, left=0.25, color=ROOT if row == 0 else BLOCK, alpha=0.35)
         own = row == unit and what in ("backward", "reduce")
-        gradients = own or (
-            row == 0 and row in whole and at > 3 * blocks
-        )  # the root's: those of the output projection come first
+        # the root's: those of the output projection come first
+        gradients = own or (row == 0 and row in whole and at > 3 * blocks)
         text = (
             "whole, with its whole gradients"
             if gradients

@@ -24,9 +24,8 @@ class Unit:
     """Parameters that are gathered, freed and reduced together."""
 
     module: nn.Module  # its forward and backward need them
-    places: list[
-        list[tuple[nn.Module, str]]
-    ]  # of each parameter, as module and attribute: tied ones have several
+    # of each parameter, as module and attribute: tied ones have several
+    places: list[list[tuple[nn.Module, str]]]
     row: Tensor  # (S,): this rank's part, packed and padded
     shards: list[nn.Parameter]  # its parts, views of row: for the optimiser
     wholes: list[nn.Parameter]  # for the module: always the same tensors, without memory while freed
@@ -208,9 +207,8 @@ def add_hooks(model: nn.Module, root: Unit | None, units: list[Unit], moments: A
         if root is not None:
             unshard(root)
         if args[0].is_floating_point() and not args[0].requires_grad:
-            return args[0].detach().requires_grad_(torch.is_grad_enabled()), *args[
-                1:
-            ]  # so that the first block has a hook after backward
+            # so that the first block has a hook after backward
+            return args[0].detach().requires_grad_(torch.is_grad_enabled()), *args[1:]
         return None
 
     def end(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:

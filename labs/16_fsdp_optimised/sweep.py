@@ -299,9 +299,8 @@ def wrapping_cases(
     # pace.
     for link, bandwidth in (("25 GB/s per rank", 25e9), ("200 GB/s per rank", 200e9)):
         for tokens in (2048, 16384):
-            seconds = tokens / (
-                0.4 * 312e12
-            )  # for a parameter in bf16: 2 bytes, 2 operations, at 40 % of an A100's peak
+            # for a parameter in bf16: 2 bytes, 2 operations, at 40 % of an A100's peak
+            seconds = tokens / (0.4 * 312e12)
             times[f"{link}, {tokens} tokens"] = [
                 1e3
                 * forward_time(

@@ -1,6 +1,7 @@
 """The hidden check: other patterns and sizes; the answers of the quiz. Never released.
 
-Every requirement of the text has a visible check. The messages contain no tensor values that a student could copy.
+Every requirement of the text has a visible check. The messages contain no tensor values that a student could
+copy.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ def check_other_patterns(student, t):
 ANSWERS = {
     "q1": Answer(
         "b",
-        "2 (N-1)/N is 1.75 for 8 ranks and 1.97 for 64: for a large tensor the number of ranks hardly matters",
+        "2 (N-1)/N is 1.75 for 8 ranks and 1.97 for 64: for a large tensor the number of ranks hardly "
+        "matters",
     ),
     "q2": Answer(
         "c", "12 rounds instead of 126: the time of a small tensor depends on the messages, not on the bytes"
     ),
     "q3": Answer(
         "a",
-        "dist.send guarantees only that you may reuse the tensor; whether it waits for the receiver depends on the size",
+        "dist.send guarantees only that you may reuse the tensor; whether it waits for the receiver depends "
+        "on the size",
     ),
     "q4": Answer(
         "d", "chunk c is summed from rank c + 1 round the ring to rank c; the all-gather copies the bits"

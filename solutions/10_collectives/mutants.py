@@ -121,7 +121,7 @@ MUTANTS = [
         "All chunks have the same size, so the rest of the division is lost",
         "check_scatter_odd",
         also=("check_scatter_traffic",),
-        says="(cut it with tensor_split) has shape",
+        says="(use tensor_split) has shape",
         replace={
             "chunks = tensor.tensor_split(world)": """
             size = tensor.numel() // world

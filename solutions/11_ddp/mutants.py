@@ -55,7 +55,7 @@ MUTANTS = [
     Mutant(
         "The division comes after the sum, and the fp16 sum overflows",
         "check_half_precision",
-        says="divide before the all-reduce, not after it",
+        says="divide before the all-reduce",
         replace={
             "parameter.grad /= dist.get_world_size()": """
             dist.all_reduce(parameter.grad)
@@ -67,7 +67,7 @@ MUTANTS = [
     Mutant(
         "Every rank collects the gradients of all others and takes their mean",
         "check_small_traffic",
-        says="one all-reduce for each gradient is enough",
+        says="one all-reduce each is enough",
         replace={
             "dist.all_reduce(parameter.grad)": """
             found = [torch.empty_like(parameter.grad) for _ in range(dist.get_world_size())]
@@ -93,7 +93,7 @@ MUTANTS = [
     Mutant(
         "With more than two ranks, every rank collects the gradients of all others",
         "check_small_traffic",
-        says="one all-reduce for each gradient is enough",
+        says="one all-reduce each is enough",
         replace={
             "dist.all_reduce(parameter.grad)": """
             if dist.get_world_size() == 2:
@@ -119,7 +119,7 @@ MUTANTS = [
     Mutant(
         "A bucket is closed when it has exceeded the limit already",
         "check_limit",
-        says="only a single gradient that is larger",
+        says="only a single gradient may exceed it",
         replace={
             "buckets, held = [], 0": "buckets, held = [[]], 0",
             "if not buckets or held + nbytes[i] > limit:": "if held >= limit:",
@@ -128,7 +128,7 @@ MUTANTS = [
     Mutant(
         "Buckets are filled in the order of forward",
         "check_order",
-        says="the gradient of the last parameter arrives first",
+        says="that of the last parameter arrives first",
         replace={"for i in reversed(range(len(nbytes))):": "for i in range(len(nbytes)):"},
     ),
     Mutant(
@@ -223,7 +223,7 @@ MUTANTS = [
     Mutant(
         "Backward waits for each bucket as soon as it is sent",
         "check_during_backward",
-        says="wait() belongs in finish, not in a hook",
+        says="wait() belongs in finish",
         replace={
             """
             for bucket, (work, flat) in zip(self.buckets, self.works):
@@ -325,7 +325,7 @@ MUTANTS = [
     Mutant(
         "The average is divided after the sum, which overflows in fp16",
         "check_averaged",
-        says="divide before the all-reduce, not after it",
+        says="divide before the all-reduce",
         replace={
             "flat = torch.cat([gradient.flatten() for gradient in gradients]) / dist.get_world_size()": """
             flat = torch.cat([gradient.flatten() for gradient in gradients])
@@ -338,7 +338,7 @@ MUTANTS = [
     Mutant(
         "With more than two ranks the average is divided after the sum, which overflows in fp16",
         "check_averaged",
-        says="divide before the all-reduce, not after it",
+        says="divide before the all-reduce",
         replace={
             "flat = torch.cat([gradient.flatten() for gradient in gradients]) / dist.get_world_size()": """
             world = dist.get_world_size()
@@ -399,7 +399,7 @@ MUTANTS = [
     Mutant(
         "The hooks ignore no_sync",
         "check_no_sync",
-        says="inside no_sync(): while self.sync is False, on_gradient should return at once",
+        says="inside no_sync(): while self.sync is False, return at once",
         replace={
             """
             if not self.sync:
@@ -410,7 +410,7 @@ MUTANTS = [
     Mutant(
         "Inside no_sync every rank shows its gradients to the others",
         "check_no_sync",
-        says="inside no_sync(): while self.sync is False, on_gradient should return at once",
+        says="inside no_sync(): while self.sync is False, return at once",
         replace={
             """
             if not self.sync:

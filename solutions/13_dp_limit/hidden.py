@@ -100,7 +100,8 @@ def check_one_rank(student, t):
 ANSWERS = {
     "q1": Answer(
         "b",
-        "AdamW's foreach step holds the denominators of all parameters on top of the state: 59.8 GiB, backward needs less",
+        "AdamW's foreach step holds the denominators of all parameters on top of the state: 59.8 GiB, "
+        "backward needs less",
     ),
     "q2": Answer(
         "c", "a rank holds the whole state for any number of ranks, and its number of sequences is unchanged"

@@ -1,4 +1,5 @@
-"""The scenarios of the checks, their inputs, and the twin of each step: one process that has the tensors of all ranks.
+"""The scenarios of the checks, their inputs, and the twin of each step: one process that has the tensors of
+all ranks.
 
 A scenario runs on every rank, calls one step, and returns what the checks compare.
 """
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Nudge, Run, scenario
+from dlo_lib.labkit.compare import near
 
 # -- scenarios
 
@@ -58,7 +60,8 @@ def scattered_and_held(student, rank, world, value):
     value.zero_()  # a view of the argument loses its numbers
     if isinstance(chunk, torch.Tensor):
         numbers = chunk.clone()
-        torch.empty(0, dtype=chunk.dtype).set_(chunk.untyped_storage()).zero_()  # all memory that the chunk keeps alive is in use
+        # All memory that the chunk keeps alive is in use.
+        torch.empty(0, dtype=chunk.dtype).set_(chunk.untyped_storage()).zero_()
         chunk.copy_(numbers)
         del numbers
     mark("after the reduce-scatter")  # noqa: F821 - of the ranks
@@ -127,8 +130,10 @@ def drawn(t, world: int, size: int, dtype: torch.dtype = torch.float32) -> list[
 
 
 def cut_sizes(t, world: int) -> list[int]:
-    """Sizes of tensors that are cut into ``world`` chunks: chunks of unequal sizes, empty ones where that is possible, equal ones."""
-    odd = world * t.integer(2, 4) + (t.integer(1, max(1, world - 2)) if world > 1 else 0)  # two chunks or more are short
+    """Sizes of tensors that are cut into ``world`` chunks: chunks of unequal sizes, empty ones where that is
+    possible, equal ones."""
+    rest = t.integer(1, max(1, world - 2)) if world > 1 else 0  # two chunks or more are short
+    odd = world * t.integer(2, 4) + rest
     return [odd, t.integer(1, max(1, world - 1)), world * t.integer(2, 4)]
 
 
@@ -138,13 +143,15 @@ def run_on(student, scenario, values: Sequence[Tensor], nudge: Nudge | None = No
 
 
 def run_all(student, scenario, cases: Sequence[Sequence[Tensor]], nudge: Nudge | None = None) -> Run:
-    """Run ``scenario`` with several tensors for each rank, one after another on the same ranks. ``cases[number][rank]``: a tensor."""
+    """Run ``scenario`` with several tensors for each rank, one after another on the same ranks.
+    ``cases[number][rank]``: a tensor."""
     return student.ranks(scenario, [{"values": list(values)} for values in zip(*cases)], nudge)
 
 
 def by_case(t, run: Run, number: int) -> list[Run]:
     """The run with the results of each of ``number`` tensors alone; the traffic is that of all."""
-    results = [t.items(got, number, "the results of rank {rank}", rank=rank) for rank, got in enumerate(run.results)]
+    what = "the results of rank {rank}"
+    results = [t.items(got, number, what, rank=rank) for rank, got in enumerate(run.results)]
     return [dataclasses.replace(run, results=list(case)) for case in zip(*results)]
 
 
@@ -156,8 +163,9 @@ def pair(t, got, rank: int) -> list:
 def unchanged(t, run: Run, values: Sequence[Tensor]) -> None:
     """Check that the argument of each rank has its values after the call."""
     for rank, got in enumerate(run.results):
-        after = t.tensor(pair(t, got, rank)[1], "the argument of rank {rank}", shape=values[rank].shape, rank=rank)
-        same_values = bool(torch.equal(after, values[rank]))
+        what, want = "the argument of rank {rank}", values[rank]
+        after = t.tensor(pair(t, got, rank)[1], what, shape=want.shape, rank=rank)
+        same_values = bool(torch.equal(after, want))
         message = "the argument of rank {rank} of {world} has other values after the call: work on a copy"
         t.that(same_values, message, rank=rank, world=run.world)
 
@@ -172,7 +180,8 @@ def messages_only(t, run: Run) -> None:
     """Check that the step uses messages only, and no collective of torch.distributed."""
     for rank in range(run.world):
         others = sorted({call.kind.value for call in run.calls(rank) if not call.kind.point_to_point})
-        t.that(not others, "rank {rank} calls {names}: use exchange, send and recv only", rank=rank, names=", ".join(others))
+        message = "rank {rank} calls {names}: use exchange, send and recv only"
+        t.that(not others, message, rank=rank, names=", ".join(others))
 
 
 # -- twins
@@ -196,7 +205,7 @@ def chunks_of(values: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 def same(got: object, want: Tensor) -> bool:
     """Whether ``got`` is the tensor ``want``, up to rounding."""
-    return isinstance(got, Tensor) and got.shape == want.shape and torch.allclose(got.double(), want.double(), rtol=1e-4, atol=1e-6)
+    return near(got, want, rtol=1e-4, atol=1e-6)
 
 
 def tree_rounds(ranks: int) -> int:

@@ -1,4 +1,5 @@
-"""The visible checks of pi, of messages and of all-to-all. The twin of a collective is one process with the tensors of all ranks.
+"""The visible checks of pi, of messages and of all-to-all. The twin of a collective is one process with the
+tensors of all ranks.
 
 ``wrong_if`` names the known mistakes.
 """
@@ -30,12 +31,17 @@ from .cases import (
 
 
 def points_of(t, sizes: Sequence[int]) -> list[Tensor]:
-    return [torch.stack([torch.tensor([t.uniform(0, 1), t.uniform(0, 1)], dtype=torch.float64) for _ in range(size)]) for size in sizes]
+    return [
+        torch.stack(
+            [torch.tensor([t.uniform(0, 1), t.uniform(0, 1)], dtype=torch.float64) for _ in range(size)]
+        )
+        for size in sizes
+    ]
 
 
 def shares(t, sizes: Sequence[int]) -> list[Tensor]:
-    """The points of each rank, such that its own estimate and the mean of the ranks' estimates are not the right one. (With equal numbers of
-    points the mean is right.)"""
+    """The points of each rank, such that its own estimate and the mean of the ranks' estimates are not the
+    right one. (With equal numbers of points the mean is right.)"""
 
     def tells(parts: list[Tensor]) -> bool:
         right, own = round(estimate(parts), 3), [estimate([part]) for part in parts]
@@ -52,13 +58,16 @@ def same_estimate(t, run: Run, parts: Sequence[Tensor]) -> None:
         where = {"rank": rank, "world": run.world}
         t.number(got, "the estimate of rank {rank} of {world}", **where)
         mistakes = {
-            "rank {rank} of {world} returns the estimate from its own points only: sum the counts over the ranks": alone[rank],
-            "rank {rank} of {world} returns the mean of the ranks' estimates. Every point should have the same weight: "
-            "sum the points inside and all points over the ranks, then divide": sum(alone) / run.world,
-            "rank {rank} of {world} divides the points inside of all ranks by the points of one rank, or adds the ranks' estimates: "
-            "divide by the points of all ranks": want * total / len(parts[rank]),
-            "rank {rank} of {world} returns the sum of the ranks' estimates: sum the points inside and all points, then divide": sum(alone),
-            "rank {rank} of {world} returns the fraction of points inside, π / 4: the factor 4 is missing": want / 4,
+            "rank {rank} of {world} returns the estimate from its own points only: sum the counts over the "
+            "ranks": alone[rank],
+            "rank {rank} of {world} returns the mean of the ranks' estimates. Every point should have the "
+            "same weight: sum the points inside and all points over the ranks, then divide": sum(alone)
+            / run.world,
+            "rank {rank} of {world} divides the points inside of all ranks by the points of one rank, or "
+            "adds the ranks' estimates: divide by the points of all ranks": want * total / len(parts[rank]),
+            "rank {rank} of {world} returns the sum of the ranks' estimates: sum the points inside and all "
+            "points, then divide": sum(alone),
+            "rank {rank} of {world} returns the fraction of points inside: the factor 4 is missing": want / 4,
         }
         wrong_if(t, got, want, mistakes, **where)
         t.close(got, want, "the estimate of rank {rank} of {world}", **where)
@@ -94,14 +103,19 @@ def check_one_all_reduce(student, t):
             kinds = [call.kind for call in run.calls(rank)]
             t.that(
                 kinds == [Kind.ALL_REDUCE],
-                "rank {rank} of {world} makes {count} calls ({kinds}): put the two counts into one tensor and call all_reduce once",
-                rank=rank, world=world, count=len(kinds), kinds=", ".join(kind.value for kind in kinds) or "none",
-            )  # fmt: skip
+                "rank {rank} of {world} makes {count} calls ({kinds}): put the two counts into one tensor "
+                "and call all_reduce once",
+                rank=rank,
+                world=world,
+                count=len(kinds),
+                kinds=", ".join(kind.value for kind in kinds) or ("none"),
+            )
             most = 2 * torch.float64.itemsize
-            t.that(
-                run.bytes(rank) <= most, "rank {rank} passes {got} bytes to the all-reduce: two counts have {most}, the points stay where they are",
-                rank=rank, got=run.bytes(rank), most=most,
-            )  # fmt: skip
+            message = (
+                "rank {rank} passes {got} bytes to the all-reduce: two counts have {most}, the points "
+                "stay where they are"
+            )
+            t.that(run.bytes(rank) <= most, message, rank=rank, got=run.bytes(rank), most=most)
     uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 1))
 
 
@@ -112,8 +126,8 @@ def routes(values: Sequence[Tensor], to: Sequence[int]) -> list[dict]:
     """The inputs of each rank: rank ``r`` sends its tensor to rank ``to[r]``."""
     sources = [to.index(rank) for rank in range(len(values))]
     return [
-        {"outgoing": values[rank], "to": to[rank], "incoming": torch.zeros_like(values[source]), "source": source}
-        for rank, source in enumerate(sources)
+        {"outgoing": own, "to": target, "incoming": torch.zeros_like(values[source]), "source": source}
+        for own, target, source in zip(values, to, sources)
     ]
 
 
@@ -122,15 +136,20 @@ def routed(student, values: Sequence[Tensor], to: Sequence[int]) -> Run:
     return student.ranks(exchanged, routes(values, to))
 
 
+UNCHANGED = (
+    "`incoming` is unchanged on rank {rank} of {world}: receive the tensor of rank {source} into it, and "
+    "return only after the `wait()` of the receive"
+)
+FROM_TARGET = (
+    "rank {rank} of {world} has the tensor of rank {to}, to which it sends: it receives from rank {source}"
+)
+
+
 def same_received(t, run: Run, values: Sequence[Tensor], to: Sequence[int]) -> None:
     for rank, got in enumerate(run.results):
         source = to.index(rank)
         want, where = values[source], {"rank": rank, "world": run.world, "to": to[rank], "source": source}
-        mistakes = {
-            "`incoming` is unchanged on rank {rank} of {world}: receive the tensor of rank {source} into it, and return only after the "
-            "`wait()` of the receive": torch.zeros_like(want),
-            "rank {rank} of {world} has the tensor of rank {to}, to which it sends: it receives from rank {source}": values[to[rank]],
-        }
+        mistakes = {UNCHANGED: torch.zeros_like(want), FROM_TARGET: values[to[rank]]}
         wrong_if(t, got, want, mistakes, **where)
         t.close(got, want, "the tensor that rank {rank} of {world} received", **where)
     messages_only(t, run)
@@ -156,19 +175,24 @@ def check_exchange_waits(student, t):
     values, to = drawn(t, world, t.integer(3, 9)), shift(world, 1)
     run = student.ranks(exchanged_with_one_late, [{**case, "late": late} for case in routes(values, to)])
     for rank, got in enumerate(run.results):
-        message = "not tested yet: rank {rank} of {world} did not receive the tensor of its neighbour, see the first check"
-        t.that(isinstance(got, Tensor) and torch.equal(got, values[to.index(rank)]), message, rank=rank, world=world)
+        message = (
+            "not tested yet: rank {rank} of {world} did not receive the tensor of its neighbour, see the "
+            "first check"
+        )
+        good = isinstance(got, Tensor) and torch.equal(got, values[to.index(rank)])
+        t.that(good, message, rank=rank, world=world)
     for rank in range(world):
-        sends = [call for call in run.calls(rank)[: run.calls_before(rank, "returned")] if call.kind is Kind.SEND]
+        before = run.calls(rank)[: run.calls_before(rank, "returned")]
+        sends = [call for call in before if call.kind is Kind.SEND]
         started = len(sends) >= (1 if rank == late else 2)  # the others also say that they begin
         unfinished = [call.kind for call in run.open_calls(rank, "returned")]
-        t.that(
-            started and Kind.SEND not in unfinished,
-            "on rank {rank} `exchange` returns before its send to rank {to} is done: rank {to} begins later than the others. Wait for the send, "
-            "and for the thread if a thread sends",
-            rank=rank, to=to[rank],
-        )  # fmt: skip
-        t.that(not unfinished, "on rank {rank} `exchange` returns before its receive is done: wait for it", rank=rank)
+        message = (
+            "on rank {rank} `exchange` returns before its send to rank {to} is done: rank {to} begins later "
+            "than the others. Wait for the send, and for the thread if a thread sends"
+        )
+        t.that(started and Kind.SEND not in unfinished, message, rank=rank, to=to[rank])
+        message = "on rank {rank} `exchange` returns before its receive is done: wait for it"
+        t.that(not unfinished, message, rank=rank)
     t.that(run.forgotten_wait() == "", "`exchange` returns before its messages are done.")
 
 
@@ -184,20 +208,25 @@ def check_any_pattern(student, t):
 # -- 12 · all-to-all
 
 
+OWN_PARTS = (
+    "rank {rank} returns its own parts for the others: it should return the parts that the others have for it"
+)
+AS_THEY_ARRIVE = (
+    "rank {rank} returns the parts in the order in which they arrive: part s should be that of rank s"
+)
+
+
 def parts_right(student, t, sizes: Sequence[Sequence[int]], what: str) -> Run:
     """A run with right results. ``sizes[source][target]``: the elements of each part."""
     world = len(sizes)
     parts = [[t.normal(size) for size in row] for row in sizes]
-    run = student.ranks(to_everyone, [{"parts": parts[rank], "sizes": [row[rank] for row in sizes]} for rank in range(world)])
+    inputs = [{"parts": own, "sizes": [row[rank] for row in sizes]} for rank, own in enumerate(parts)]
+    run = student.ranks(to_everyone, inputs)
     for rank, result in enumerate(run.results):
-        got, want = t.items(result, world, "the parts of rank {rank}", rank=rank), [row[rank] for row in parts]
-        mistakes = {
-            "rank {rank} returns its own parts for the others: it should return the parts that the others have for it": parts[rank],
-            "rank {rank} returns the parts in the order in which they arrive: part s should be that of rank s": [
-                want[(rank - step) % world] for step in range(world)
-            ],
-        }
-        wrong_if(t, got, want, mistakes, rank=rank)
+        got = t.items(result, world, "the parts of rank {rank}", rank=rank)
+        want = [row[rank] for row in parts]
+        arrived = [want[(rank - step) % world] for step in range(world)]
+        wrong_if(t, got, want, {OWN_PARTS: parts[rank], AS_THEY_ARRIVE: arrived}, rank=rank)
         for source, part in enumerate(got):
             t.close(part, want[source], what, rank=rank, source=source, world=world)
     messages_only(t, run)
@@ -213,11 +242,11 @@ def some_sizes(t, world: int, least: int) -> list[list[int]]:
 def check_everyone(student, t):
     "Each of one, two and four ranks has a part from every rank"
     for world in (1, 2, 4):
-        run = parts_right(student, t, [[t.integer(2, 4)] * world] * world, "the part from rank {source} on rank {rank}")
+        what = "the part from rank {source} on rank {rank}"
+        run = parts_right(student, t, [[t.integer(2, 4)] * world] * world, what)
         for rank in range(world):
-            t.that(
-                all(call.peer != rank for call in run.calls(rank)), "rank {rank} sends to itself: its own part needs no message", rank=rank
-            )
+            message = "rank {rank} sends to itself: its own part needs no message"
+            t.that(all(call.peer != rank for call in run.calls(rank)), message, rank=rank)
 
 
 @check("everyone", points=1, seconds=40)
@@ -243,7 +272,10 @@ def check_everyone_steps(student, t):
         got = steps_of_messages(run)
         first = Counter(peers[0] for rank in range(world) if (peers := targets(run, rank)))
         rank, count = first.most_common(1)[0]
-        message = "the messages of {world} ranks take {got} steps if a rank sends one and receives one in each, {least} are enough"
+        message = (
+            "the messages of {world} ranks take {got} steps if a rank sends one and receives one in each, "
+            "{least} are enough"
+        )
         if count > 1:
             message += ": {count} ranks send to rank {rank} first, which is overloaded while others wait"
         t.that(got <= world, message, world=world, got=got, least=world - 1, rank=rank, count=count)
@@ -260,11 +292,13 @@ def check_straight(student, t):
             t.that(
                 peers == [peer for peer in range(world) if peer != rank],
                 "rank {rank} sends to ranks {peers}: it should send one message to each other rank",
-                rank=rank, peers=", ".join(map(str, peers)) or "none",
-            )  # fmt: skip
+                rank=rank,
+                peers=", ".join(map(str, peers)) or "none",
+            )
             want = (sum(sizes[rank]) - sizes[rank][rank]) * torch.float32.itemsize
-            t.that(
-                sent(run, rank) == want, "rank {rank} sends {got} bytes, its parts for the others have {want}: a part goes only to its destination",
-                rank=rank, got=sent(run, rank), want=want,
-            )  # fmt: skip
+            message = (
+                "rank {rank} sends {got} bytes, its parts for the others have {want}: a part goes only "
+                "to its destination"
+            )
+            t.that(sent(run, rank) == want, message, rank=rank, got=sent(run, rank), want=want)
     uses_what_arrives(t, run, Kind.RECV, t.integer(0, world - 1))

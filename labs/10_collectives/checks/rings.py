@@ -1,7 +1,7 @@
 """The visible checks of the rings. The twin of a collective is one process with the tensors of all ranks.
 
-Each check draws the number of ranks, and traffic is counted in runs with the sizes that the checks of the sums use.
-``wrong_if`` names the known mistakes.
+Each check draws the number of ranks, and traffic is counted in runs with the sizes that the checks of the
+sums use. ``wrong_if`` names the known mistakes.
 """
 
 from __future__ import annotations
@@ -40,6 +40,17 @@ from .cases import (
 # -- 3 · scatter
 
 
+OWN_SHARE = (
+    "rank {rank} of {world} returns chunk {rank} with its own share only. Nothing was added to this chunk; "
+    "if your loop adds, another chunk is complete here: the sum of chunk {rank} should start on rank "
+    "{after} and end here"
+)
+WITHOUT_SHARE = "rank {rank} of {world} returns the partial sum that arrived last, without its own share"
+FOLLOW = "of the sum, it should have chunk {rank}: follow chunk {rank} in the figure"
+CHUNK_AFTER = "rank {rank} of {world} has chunk {after} " + FOLLOW
+CHUNK_BEFORE = "rank {rank} of {world} has chunk {before} " + FOLLOW
+
+
 def same_chunks(t, run: Run, values: Sequence[Tensor], what: str) -> None:
     """Check the chunk of every rank."""
     world, total, want = run.world, summed(values), chunks_of(values)
@@ -48,15 +59,10 @@ def same_chunks(t, run: Run, values: Sequence[Tensor], what: str) -> None:
         after, before = (rank + 1) % world, (rank - 1) % world
         where = {"rank": rank, "world": world, "after": after, "before": before}
         mistakes = {
-            "rank {rank} of {world} returns chunk {rank} with its own share only. Nothing was added to this chunk; if your loop adds, "
-            "another chunk is complete here: the sum of chunk {rank} should start on rank {after} and end here": share,
-            "rank {rank} of {world} returns the partial sum that arrived last, without its own share": want[rank] - share,
-            "rank {rank} of {world} has chunk {after} of the sum, it should have chunk {rank}: follow chunk {rank} in the figure": want[
-                after
-            ],
-            "rank {rank} of {world} has chunk {before} of the sum, it should have chunk {rank}: follow chunk {rank} in the figure": want[
-                before
-            ],
+            OWN_SHARE: share,
+            WITHOUT_SHARE: want[rank] - share,
+            CHUNK_AFTER: want[after],
+            CHUNK_BEFORE: want[before],
             "rank {rank} of {world} returns the whole sum, it should return chunk {rank} only": total,
             "rank {rank} of {world} returns the mean, it should be the sum": want[rank] / world,
         }
@@ -66,14 +72,18 @@ def same_chunks(t, run: Run, values: Sequence[Tensor], what: str) -> None:
 
 
 def right_before(t, run: Run, values: Sequence[Tensor]) -> None:
-    """Check the chunk of every rank, for a check that tests something else; the cause is in the message of the checks of the sum."""
+    """Check the chunk of every rank, for a check that tests something else; the cause is in the message of
+    the checks of the sum."""
     for rank, (result, want) in enumerate(zip(run.results, chunks_of(values))):
-        message = "not tested yet: the chunk of rank {rank} of {world} is not the sum, see the first checks of this question"
+        message = (
+            "not tested yet: the chunk of rank {rank} of {world} is not the sum, see the first checks of "
+            "this question"
+        )
         t.that(same(pair(t, result, rank)[0], want), message, rank=rank, world=run.world)
     messages_only(t, run)
 
 
-def scatters(student, t, world: int, sizes: Sequence[int], what: str, dtype: torch.dtype = torch.float32) -> Run:
+def scatters(student, t, world: int, sizes: Sequence[int], what: str, dtype=torch.float32) -> Run:
     """A run with a tensor of each size, one after another, whose chunks are right."""
     cases = [drawn(t, world, size, dtype) for size in sizes]
     run = run_all(student, scattered, cases)
@@ -92,7 +102,10 @@ def check_scatter_two(student, t):
 def check_scatter_ring(student, t):
     "Three ranks and more, with messages to the right neighbour"
     for world in (3, t.integer(5, 6)):
-        what = "the chunk of rank {rank} of {world} (its sum starts on the right neighbour, and each rank on the way adds its share)"
+        what = (
+            "the chunk of rank {rank} of {world} (its sum starts on the right neighbour, and each rank on "
+            "the way adds its share)"
+        )
         run = scatters(student, t, world, [world * t.integer(2, 4)], what)
         no_rank_gathers(t, run)
         to_the_right(t, run)
@@ -102,14 +115,9 @@ def check_scatter_ring(student, t):
 def check_scatter_odd(student, t):
     "Sizes that the number of ranks does not divide, other dtypes, and one rank alone"
     for world in (2, t.integer(3, 4), 1):
-        scatters(
-            student,
-            t,
-            world,
-            cut_sizes(t, world)[:2],
-            "the chunk of rank {rank} of {world}, of a tensor of {size} elements (cut it with tensor_split)",
-            t.choice([torch.float64, torch.int64]),
-        )
+        what = "the chunk of rank {rank} of {world}, of a tensor of {size} elements (use tensor_split)"
+        dtype = t.choice([torch.float64, torch.int64])
+        scatters(student, t, world, cut_sizes(t, world)[:2], what, dtype)
 
 
 @check("scatter", points=1, seconds=30)
@@ -134,19 +142,23 @@ def check_scatter_traffic(student, t):
         for rank in range(world):
             t.that(
                 sent(run, rank) <= most,
-                "rank {rank} of {world} sends {got} bytes of tensors of {whole} in all: it should send {count} of the {world} chunks of each tensor, "
-                "{most} bytes",
-                rank=rank, world=world, got=sent(run, rank), whole=sum(values[rank].nbytes for values in cases), count=world - 1, most=most,
-            )  # fmt: skip
+                "rank {rank} of {world} sends {got} bytes of tensors of {whole} in all: it should send "
+                "{count} of the {world} chunks of each tensor, {most} bytes",
+                rank=rank,
+                world=world,
+                got=sent(run, rank),
+                whole=sum(values[rank].nbytes for values in cases),
+                count=world - 1,
+                most=most,
+            )
     values = cases[-1]  # on three ranks, all chunks have the same size
-    nudge = Nudge(
-        Kind.RECV, rank=1, call=1, element=t.integer(0, values[0].numel() // 3 - 1), by=2.0
-    )  # the last chunk to arrive is its own
+    element = t.integer(0, values[0].numel() // 3 - 1)
+    nudge = Nudge(Kind.RECV, rank=1, call=1, element=element, by=2.0)  # its own chunk arrives last
     want = [chunk.clone() for chunk in chunks_of(values)]
     want[1][nudge.element] += nudge.by
     (case,) = by_case(t, run_all(student, scattered, [values], nudge), 1)
-    for rank, got in enumerate(case.results):
-        t.close(pair(t, got, rank)[0], want[rank], "the chunk of rank {rank} after a value that rank 1 receives was changed", rank=rank)
+    what = "the chunk of rank {rank} after a value that rank 1 receives was changed"
+    every_rank(t, case, want, what, lambda got: got[0])
 
 
 @check("scatter", points=1, seconds=40)
@@ -154,15 +166,18 @@ def check_scatter_memory(student, t):
     "The chunk does not keep the whole tensor alive"
     values = drawn(t, 4, 2 << 20)  # 8 MiB each; a rank also holds a copy of its input
     run = run_on(student, scattered_and_held, values)
-    message = "the chunk of rank {rank} is a view of the argument: the whole tensor stays in memory as long as the chunk"
-    for rank, (got, want) in enumerate(zip(run.results, chunks_of(values))):
-        wrong_if(t, got, want, {message: torch.zeros_like(want)}, rank=rank)
-    every_rank(t, run, list(chunks_of(values)), "the chunk of rank {rank} of a large tensor", atol=1e-5)
+    message = (
+        "the chunk of rank {rank} is a view of the argument: the whole tensor stays in memory as long as "
+        "the chunk"
+    )
+    want = list(chunks_of(values))
+    mistakes = {message: [torch.zeros_like(chunk) for chunk in want]}
+    every_rank(t, run, want, "the chunk of rank {rank} of a large tensor", mistakes=mistakes, atol=1e-5)
     messages_only(t, run)
     most = 7 * values[0].nbytes // 4
     message = (
-        "rank {rank} holds {held:.0f} MiB after the call, at most {most:.0f} are expected: the chunk is a view of a whole tensor, "
-        "so the whole tensor stays in memory as long as the chunk"
+        "rank {rank} holds {held:.0f} MiB after the call, at most {most:.0f} are expected: the chunk is a "
+        "view of a whole tensor, so the whole tensor stays in memory as long as the chunk"
     )
     holds_at_most(t, run, "after the reduce-scatter", most, message)
 
@@ -174,10 +189,18 @@ def gathers(student, t, wholes: Sequence[Tensor], world: int, what: str) -> Run:
     """A run in which the ranks gather the chunks of each tensor, one after another, with right results."""
     cut = [whole.tensor_split(world) for whole in wholes]
     sizes = [whole.numel() for whole in wholes]
-    run = student.ranks(gathered, [{"chunks": [chunks[rank].clone() for chunks in cut], "sizes": sizes} for rank in range(world)])
+    own = [[chunks[rank].clone() for chunks in cut] for rank in range(world)]
+    run = student.ranks(gathered, [{"chunks": chunks, "sizes": sizes} for chunks in own])
     for whole, case in zip(wholes, by_case(t, run, len(wholes))):
         same_whole(t, case, whole, what)
     return run
+
+
+AGAIN = "rank {rank} of {world} has its own chunk {world} times: send on what arrived last"
+AS_THEY_ARRIVE = (
+    "rank {rank} of {world} has the chunks in the order in which they arrive, not in the order of the ranks"
+)
+TOO_FAR = "each chunk is one place too far to the "
 
 
 def same_whole(t, run: Run, whole: Tensor, what: str) -> None:
@@ -187,24 +210,27 @@ def same_whole(t, run: Run, whole: Tensor, what: str) -> None:
         alone = torch.zeros_like(whole)
         alone.tensor_split(world)[rank].copy_(chunks[rank])
         if isinstance(got, Tensor):
-            message = "the whole tensor on rank {rank} of {world} is {got}, the chunk is {want}: create it with chunk.new_empty(size)"
+            message = (
+                "the whole tensor on rank {rank} of {world} is {got}, the chunk is {want}: create it with "
+                "chunk.new_empty(size)"
+            )
             t.that(got.dtype == whole.dtype, message, rank=rank, world=world, got=got.dtype, want=whole.dtype)
+        arrived = [chunks[(rank - step) % world] for step in range(world)]
         mistakes = {
             "rank {rank} of {world} has its own chunk only, the rest is 0": alone,
-            "rank {rank} of {world} has its own chunk {world} times: send on what arrived last": torch.cat([chunks[rank]] * world),
-            "rank {rank} of {world} has the chunks in the order in which they arrive, not in the order of the ranks": torch.cat(
-                [chunks[(rank - step) % world] for step in range(world)]
-            ),
-            "each chunk is one place too far to the right on rank {rank} of {world}": torch.cat(
-                [chunks[place - 1] for place in range(world)]
-            ),
-            "each chunk is one place too far to the left on rank {rank} of {world}": torch.cat([*chunks[1:], chunks[0]]),
+            AGAIN: torch.cat([chunks[rank]] * world),
+            AS_THEY_ARRIVE: torch.cat(arrived),
+            TOO_FAR + "right on rank {rank} of {world}": torch.cat([chunks[-1], *chunks[:-1]]),
+            TOO_FAR + "left on rank {rank} of {world}": torch.cat([*chunks[1:], chunks[0]]),
         }
         wrong_if(t, got, whole, mistakes, rank=rank, world=world)
         if isinstance(got, Tensor) and got.shape == whole.shape and not torch.equal(got, whole):
             repaired = got.clone()
             repaired.tensor_split(world)[rank].copy_(chunks[rank])
-            message = "only the own chunk of rank {rank} of {world} is missing in its whole tensor: copy it to its place"
+            message = (
+                "only the own chunk of rank {rank} of {world} is missing in its whole tensor: copy it to "
+                "its place"
+            )
             t.that(not torch.equal(repaired, whole), message, rank=rank, world=world)
         t.close(got, whole, what, rank=rank, world=world, size=whole.numel())
     messages_only(t, run)
@@ -223,7 +249,8 @@ def check_gather_odd(student, t):
     "Chunks of unequal sizes, and empty ones"
     for world in (2, t.integer(3, 4)):
         wholes = [t.normal(size) for size in cut_sizes(t, world)[:2]]
-        gathers(student, t, wholes, world, "the whole tensor on rank {rank} of {world}, of size {size}, which {world} does not divide")
+        what = "the whole tensor on rank {rank} of {world}, of size {size}, which {world} does not divide"
+        gathers(student, t, wholes, world, what)
 
 
 @check("gather", points=2, seconds=40)
@@ -231,16 +258,14 @@ def check_gather_traffic(student, t):
     "N - 1 chunks to the right neighbour"
     for world in (2, t.integer(5, 6), 3):
         wholes = [t.normal(size) for size in cut_sizes(t, world)]
-        run, want = (
-            gathers(student, t, wholes, world, "the whole tensor on rank {rank} of {world}"),
-            chunk_bytes([[whole] * world for whole in wholes]),
-        )
+        run = gathers(student, t, wholes, world, "the whole tensor on rank {rank} of {world}")
+        want = chunk_bytes([[whole] * world for whole in wholes])
         for rank in range(world):
-            t.that(
-                sent(run, rank) <= want,
-                "rank {rank} of {world} sends {got} bytes. Each rank sends N - 1 chunks of each tensor, {want} bytes: no rank sends for all others",
-                rank=rank, world=world, got=sent(run, rank), want=want,
-            )  # fmt: skip
+            message = (
+                "rank {rank} of {world} sends {got} bytes. Each rank sends N - 1 chunks of each tensor, "
+                "{want} bytes: no rank sends for all others"
+            )
+            t.that(sent(run, rank) <= want, message, rank=rank, world=world, got=sent(run, rank), want=want)
         to_the_right(t, run)
     uses_what_arrives(t, run, Kind.RECV, t.integer(0, 2))
 
@@ -252,22 +277,25 @@ def everywhere(t, run: Run, values: Sequence[Tensor]) -> None:
     """Check the sum on every rank; if only some ranks have it, the message names them."""
     want, totals = summed(values), [pair(t, got, rank)[0] for rank, got in enumerate(run.results)]
     right = [rank for rank, total in enumerate(totals) if same(total, want)]
-    t.that(
-        len(right) in (0, run.world), "the sum of {world} ranks is right on rank {right} and wrong on the others: do all ranks take part in all steps?",
-        world=run.world, right=", ".join(map(str, right)),
-    )  # fmt: skip
+    message = (
+        "the sum of {world} ranks is right on rank {right} and wrong on the others: do all ranks take "
+        "part in all steps?"
+    )
+    t.that(len(right) in (0, run.world), message, world=run.world, right=", ".join(map(str, right)))
     for rank, total in enumerate(totals):
+        chunk = want.tensor_split(run.world)[rank]
         mistakes = {
             "rank {rank} of {world} returns its own tensor: nothing was added": values[rank],
             "rank {rank} of {world} returns the mean, it should be the sum": want / run.world,
-            "rank {rank} of {world} returns one chunk of the sum: the all-gather is missing": want.tensor_split(run.world)[rank],
+            "rank {rank} of {world} returns one chunk of the sum: the all-gather is missing": chunk,
         }
         wrong_if(t, total, want, mistakes, rtol=1e-4, atol=1e-6, rank=rank, world=run.world)
         t.close(total, want, "the sum on rank {rank} of {world}", rank=rank, world=run.world)
 
 
 def reduces(student, t, world: int, sizes: Sequence[int]) -> tuple[Run, list[list[Tensor]]]:
-    """A run with a tensor of each size, one after another, with right sums and only messages; and the tensors of each rank."""
+    """A run with a tensor of each size, one after another, with right sums and only messages; and the tensors
+    of each rank."""
     cases = [drawn(t, world, size) for size in sizes]
     run = run_all(student, reduced, cases)
     for values, case in zip(cases, by_case(t, run, len(cases))):
@@ -291,16 +319,28 @@ def check_ring_messages(student, t):
         no_rank_gathers(t, run)
         most = 2 * chunk_bytes(cases)
         for rank in range(world):
-            far = next((to for to in targets(run, rank) if to not in ((rank - 1) % world, (rank + 1) % world)), None)
+            neighbours = (rank - 1) % world, (rank + 1) % world
+            far = next((to for to in targets(run, rank) if to not in neighbours), None)
             message = "rank {rank} of {world} sends to rank {far}, which is not its neighbour in the ring"
             t.that(far is None, message, rank=rank, world=world, far=far)
             t.that(
                 sent(run, rank) <= most,
-                "too many bytes: rank {rank} of {world} sends {got}, a ring all-reduce of tensors of {whole} bytes in all sends {most}, "
-                "2 (N-1) chunks of B / N of each",
-                rank=rank, world=world, got=sent(run, rank), whole=sum(values[rank].nbytes for values in cases), most=most,
-            )  # fmt: skip
+                "too many bytes: rank {rank} of {world} sends {got}, a ring all-reduce of tensors of "
+                "{whole} bytes in all sends {most}, 2 (N-1) chunks of B / N of each",
+                rank=rank,
+                world=world,
+                got=sent(run, rank),
+                whole=sum(values[rank].nbytes for values in cases),
+                most=most,
+            )
     uses_what_arrives(t, run, Kind.RECV, t.integer(0, 2))
+
+
+FLAT = "the sum of {kind}matrices of integers on rank {rank} is flat: restore the shape {shape}"
+IN_MEMORY = (
+    "the sum of {kind}matrices of integers on rank {rank} has its elements in the order of the memory, not "
+    "of the matrix"
+)
 
 
 @check("ring", points=1, seconds=30)
@@ -308,15 +348,12 @@ def check_all_reduce_shape(student, t):
     "Any shape, dtype and strides"
     values = [t.integers(-50, 50, 3, 5) for _ in range(t.integer(2, 3))]
     run = run_all(student, reduced_matrices, [values])
-    for case, want, kind in zip(by_case(t, run, 2), (summed(values), summed(values).t()), ("", "transposed ")):
+    total = summed(values)
+    for case, want, kind in zip(by_case(t, run, 2), (total, total.t()), ("", "transposed ")):
+        in_memory = want.t().contiguous().view(want.shape)
         for rank, total in enumerate(case.results):
             where = {"rank": rank, "kind": kind, "shape": tuple(want.shape)}
-            mistakes = {
-                "the sum of {kind}matrices of integers on rank {rank} is flat: restore the shape {shape}": want.reshape(-1),
-                "the sum of {kind}matrices of integers on rank {rank} has its elements in the order of the memory, not of the matrix": want.t()
-                .contiguous()
-                .view(want.shape),
-            }
+            mistakes = {FLAT: want.reshape(-1), IN_MEMORY: in_memory}
             wrong_if(t, total, want, mistakes, **where)
             what = "the sum of {kind}matrices of integers on rank {rank}"
             total = t.tensor(total, what, shape=tuple(want.shape), dtype=want.dtype, rank=rank, kind=kind)

@@ -35,20 +35,29 @@ from .cases import (
 
 
 def broadcasts(student, t, world: int, roots: Sequence[int]) -> tuple[Run, list[int]]:
-    """A run with a broadcast from each root, one after another, with right results; and the size of each tensor, no two of which are equal."""
+    """A run with a broadcast from each root, one after another, with right results; and the size of each
+    tensor, no two of which are equal."""
     first = t.integer(3, 7)
     sizes = [first + number for number in range(len(roots))]
     values = [[t.normal(size) for size in sizes] for _ in range(world)]
     run = student.ranks(from_roots, [{"values": own, "roots": list(roots)} for own in values])
-    results = [t.items(got, len(roots), "the tensors of rank {rank}", rank=rank) for rank, got in enumerate(run.results)]
+    what = "the tensors of rank {rank}"
+    results = [t.items(got, len(roots), what, rank=rank) for rank, got in enumerate(run.results)]
     for number, root in enumerate(roots):
-        got, given, where = [own[number] for own in results], [own[number] for own in values], {"world": world, "root": root}
-        message = "all {world} ranks have the tensor of rank 0, not that of root {root}: count the ranks from the root"
+        got, given = ([own[number] for own in tensors] for tensors in (results, values))
+        where = {"world": world, "root": root}
+        message = (
+            "all {world} ranks have the tensor of rank 0, not that of root {root}: count the ranks from the "
+            "root"
+        )
         wrong_if(t, got, [given[root]] * world, {message: [given[0]] * world}, **where)
         for rank, mine in enumerate(got):
-            message = "rank {rank} of {world} still has its own tensor: no tensor has reached it from root {root}"
+            message = (
+                "rank {rank} of {world} still has its own tensor: no tensor has reached it from root {root}"
+            )
             wrong_if(t, mine, given[root], {message: given[rank]}, rank=rank, **where)
-            t.close(mine, given[root], "the tensor of rank {rank} of {world}, from root {root}", rank=rank, **where)
+            what = "the tensor of rank {rank} of {world}, from root {root}"
+            t.close(mine, given[root], what, rank=rank, **where)
     messages_only(t, run)
     return run, sizes
 
@@ -83,24 +92,28 @@ def check_broadcast_rounds(student, t):
 def broadcast_rounds(t, run: Run, root: int, size: int) -> None:
     """Check the number of messages and of rounds of the broadcast of a tensor of ``size`` elements."""
     world = run.world
-    children = {rank: [call.peer for call in run.calls(rank, Kind.SEND) if call.numel == size] for rank in range(world)}
+    children = {
+        rank: [call.peer for call in run.calls(rank, Kind.SEND) if call.numel == size]
+        for rank in range(world)
+    }
     every = sorted(itertools.chain(*children.values()))
     again = next((rank for rank in every if rank == root or every.count(rank) > 1), None)
-    t.that(
-        again is None, "{count} messages for {world} ranks: rank {rank} receives a tensor that it already has; {least} messages are enough",
-        count=len(every), world=world, rank=again, least=world - 1,
-    )  # fmt: skip
+    message = (
+        "{count} messages for {world} ranks: rank {rank} receives a tensor that it already has; {least} "
+        "messages are enough"
+    )
+    t.that(again is None, message, count=len(every), world=world, rank=again, least=world - 1)
     count = len(children[root])
     star = (
-        "the root of {world} ranks sends all {count} messages itself, one after the other: a rank that has received the tensor sends it on"
+        "the root of {world} ranks sends all {count} messages itself, one after the other: a rank that has "
+        "received the tensor sends it on"
     )
     t.that(count < world - 1, star, world=world, count=count)
-    in_few_rounds(
-        t, children, root, tree_rounds(world),
-        "the broadcast to {world} ranks takes {got} rounds, {least} are enough: in each round every rank that has the tensor sends it on. "
-        "Your messages (rank: to, in your order) are {tree}",
-        in_order=True,
-    )  # fmt: skip
+    message = (
+        "the broadcast to {world} ranks takes {got} rounds, {least} are enough: in each round every rank "
+        "that has the tensor sends it on. Your messages (rank: to, in your order) are {tree}"
+    )
+    in_few_rounds(t, children, root, tree_rounds(world), message, in_order=True)
 
 
 @check("broadcast", points=1, seconds=30)
@@ -123,12 +136,12 @@ def reduce_right(student, t, values: Sequence[Tensor]) -> Run:
     """A run of a reduce with the right sum."""
     run, world, want = run_on(student, to_zero, values), len(values), summed(values)
     got = pair(t, run.results[0], 0)[0]
-    wrong_if(t, got, want, {"the result on rank 0 of {world} is the mean, it should be the sum": want / world}, world=world)
-    missing = next((ranks for ranks in subsets(world) if not same(got, want) and same(got, sum_without(values, ranks))), ())
-    t.that(
-        not missing, "the sum on rank 0 of {world} lacks the tensors of these ranks: {missing}",
-        world=world, missing=", ".join(map(str, missing)),
-    )  # fmt: skip
+    message = "the result on rank 0 of {world} is the mean, it should be the sum"
+    wrong_if(t, got, want, {message: want / world}, world=world)
+    lacking = [] if same(got, want) else subsets(world)
+    missing = next((ranks for ranks in lacking if same(got, sum_without(values, ranks))), ())
+    message = "the sum on rank 0 of {world} lacks the tensors of these ranks: {missing}"
+    t.that(not missing, message, world=world, missing=", ".join(map(str, missing)))
     t.close(got, want, "the sum on rank 0 of {world}", world=world)
     messages_only(t, run)
     return run
@@ -136,7 +149,9 @@ def reduce_right(student, t, values: Sequence[Tensor]) -> Run:
 
 def subsets(world: int) -> itertools.chain:
     """The sets of ranks that can be missing in a sum, small ones first."""
-    return itertools.chain.from_iterable(itertools.combinations(range(world), number) for number in range(1, world))
+    return itertools.chain.from_iterable(
+        itertools.combinations(range(world), number) for number in range(1, world)
+    )
 
 
 def sum_without(values: Sequence[Tensor], missing: Sequence[int]) -> Tensor:
@@ -174,20 +189,24 @@ def reduce_rounds(t, run: Run) -> None:
     children: dict[int, list[int]] = {rank: [] for rank in range(world)}
     for rank in range(world):
         peers, want = targets(run, rank), min(rank, 1)
-        t.that(
-            len(peers) == want, "rank {rank} of {world} sends {count} messages: each rank except rank 0 sends its partial sum once",
-            rank=rank, world=world, count=len(peers),
-        )  # fmt: skip
+        message = (
+            "rank {rank} of {world} sends {count} messages: each rank except rank 0 sends its partial "
+            "sum once"
+        )
+        t.that(len(peers) == want, message, rank=rank, world=world, count=len(peers))
         for to in peers:
             children[to].append(rank)
     count = len(children[0])
-    star = "rank 0 of {world} ranks receives {count} messages, one after the other: pairs of ranks can add their tensors at the same time"
+    star = (
+        "rank 0 of {world} ranks receives {count} messages, one after the other: pairs of ranks can add "
+        "their tensors at the same time"
+    )
     t.that(count < world - 1, star, world=world, count=count)
-    in_few_rounds(
-        t, children, 0, tree_rounds(world),
-        "the reduce from {world} ranks takes {got} rounds, {least} are enough: in each round half of the ranks that still have a partial sum "
-        "send it. Your messages (rank: from) are {tree}",
-    )  # fmt: skip
+    message = (
+        "the reduce from {world} ranks takes {got} rounds, {least} are enough: in each round half of the "
+        "ranks that still have a partial sum send it. Your messages (rank: from) are {tree}"
+    )
+    in_few_rounds(t, children, 0, tree_rounds(world), message)
 
 
 @check("reduce", points=1, seconds=30)
@@ -202,8 +221,26 @@ def check_reduce_argument(student, t):
 
 def chunks_of_nodes(values: Sequence[Tensor], inside: int) -> list[Tensor]:
     """The chunk of each rank in the sum over its node."""
-    nodes = [summed(values[first : first + inside]).tensor_split(inside) for first in range(0, len(values), inside)]
+    nodes = [
+        summed(values[first : first + inside]).tensor_split(inside) for first in range(0, len(values), inside)
+    ]
     return [chunk for node in nodes for chunk in node]
+
+
+NODE_ONLY = (
+    "rank {rank} of {world} has the sum over its node only: add the chunks of all nodes, with group=between"
+)
+PEERS_ONLY = (
+    "rank {rank} of {world} has only the sum over the ranks with its place on every node: the sum inside the "
+    "node is missing"
+)
+MIXED = (
+    "rank {rank} of {world} adds the chunks of all ranks, which are different parts of the tensor: pass "
+    "group=between to the all-reduce"
+)
+ONE_CHUNK = (
+    "rank {rank} of {world} has one chunk of the sum: gather the chunks of the node, with group=inside"
+)
 
 
 def two_levels(student, t, world: int, inside: int) -> tuple[Run, list[Tensor]]:
@@ -217,14 +254,8 @@ def two_levels(student, t, world: int, inside: int) -> tuple[Run, list[Tensor]]:
         first = rank - rank % inside
         node, peers = summed(values[first : first + inside]), summed(values[rank % inside :: inside])
         where = {"rank": rank, "world": world, "inside": inside}
-        mistakes = {
-            "rank {rank} of {world} has the sum over its node only: add the chunks of all nodes, with group=between": node,
-            "rank {rank} of {world} has only the sum over the ranks with its place on every node: the sum inside the node is missing": peers,
-            "rank {rank} of {world} adds the chunks of all ranks, which are different parts of the tensor: pass group=between to the all-reduce": mixed,
-            "rank {rank} of {world} has one chunk of the sum: gather the chunks of the node, with group=inside": total.tensor_split(inside)[
-                rank % inside
-            ],
-        }
+        chunk = total.tensor_split(inside)[rank % inside]
+        mistakes = {NODE_ONLY: node, PEERS_ONLY: peers, MIXED: mixed, ONE_CHUNK: chunk}
         wrong_if(t, got, total, mistakes, rtol=1e-4, atol=1e-6, **where)
         t.close(got, total, "the sum on rank {rank} of {world}, {inside} ranks a node", **where)
     return run, values
@@ -232,43 +263,61 @@ def two_levels(student, t, world: int, inside: int) -> tuple[Run, list[Tensor]]:
 
 def between_nodes(run: Run, rank: int, inside: int) -> list[Call]:
     """The calls of ``rank`` whose data cross between nodes, of any kind."""
-    return [call for call in run.calls(rank) if call.ring_bytes and len({member // inside for member in call.members}) > 1]
+    return [
+        call
+        for call in run.calls(rank)
+        if call.ring_bytes and len({member // inside for member in call.members}) > 1
+    ]
 
 
 def few_bytes(t, run: Run, size: int, inside: int) -> None:
-    """Check the bytes of all calls, whatever their kind: between the nodes an all-reduce of a chunk, inside a node a reduce-scatter and an
-    all-gather. ``size``: bytes of the tensor.
-    """
+    """Check the bytes of all calls, whatever their kind: between the nodes an all-reduce of a chunk, inside a
+    node a reduce-scatter and an all-gather. ``size``: bytes of the tensor."""
     world, chunk = run.world, size // inside
     for rank in range(world):
         where = {"rank": rank, "world": world, "inside": inside}
         messages = [call for call in run.calls(rank) if call.kind.point_to_point]
-        message = "rank {rank} sends messages: use reduce_scatter_tensor, all_reduce and all_gather_into_tensor, with their groups"
+        message = (
+            "rank {rank} sends messages: use reduce_scatter_tensor, all_reduce and all_gather_into_tensor, "
+            "with their groups"
+        )
         t.that(not messages, message, rank=rank)
         outer, place = between_nodes(run, rank, inside), list(range(rank % inside, world, inside))
         stray = next((call for call in outer if sorted(call.members) != place), None)
         t.that(
             stray is None,
-            "rank {rank} of {world} calls {kind} on the group of ranks {got}, which has several ranks of one node: pass group=inside for what "
-            "stays in the node, ranks {node}, and group=between for what is added between the nodes",
-            kind=stray.kind.value if stray else "", got=sorted(stray.members) if stray else [],
-            node=list(range(rank - rank % inside, rank - rank % inside + inside)), **where,
-        )  # fmt: skip
+            "rank {rank} of {world} calls {kind} on the group of ranks {got}, which has several ranks of "
+            "one node: pass group=inside for what stays in the node, ranks {node}, and group=between for "
+            "what is added between the nodes",
+            kind=stray.kind.value if stray else "",
+            got=sorted(stray.members) if stray else [],
+            node=list(range(rank - rank % inside, rank - rank % inside + inside)),
+            **where,
+        )
         got, most = sum(call.ring_bytes for call in outer), 2 * chunk * (world - inside) / world
         t.that(
             bool(got <= most),
-            "rank {rank} of {world} sends {got:.0f} bytes between the nodes ({names}), {most:.0f} are enough: only a chunk of B / {inside}, {chunk} "
-            "bytes, is added between the nodes. Cut the tensor by a reduce-scatter inside the node first",
-            got=got, most=most, chunk=chunk, names=", ".join(call.kind.value for call in outer), **where,
-        )  # fmt: skip
+            "rank {rank} of {world} sends {got:.0f} bytes between the nodes ({names}), {most:.0f} are "
+            "enough: only a chunk of B / {inside}, {chunk} bytes, is added between the nodes. Cut the "
+            "tensor by a reduce-scatter inside the node first",
+            got=got,
+            most=most,
+            chunk=chunk,
+            names=", ".join(call.kind.value for call in outer),
+            **where,
+        )
         inner = [call for call in run.calls(rank) if call.ring_bytes and call not in outer]
         got, most = sum(call.ring_bytes for call in inner), 2 * size * (inside - 1) / inside
         t.that(
             bool(got <= most),
-            "rank {rank} of {world} sends {got:.0f} bytes inside its node ({names}), {most:.0f} are enough: a reduce-scatter gives each rank one "
-            "chunk of the sum of the node, and an all-gather brings the chunks back",
-            got=got, most=most, names=", ".join(call.kind.value for call in inner), **where,
-        )  # fmt: skip
+            "rank {rank} of {world} sends {got:.0f} bytes inside its node ({names}), {most:.0f} are enough: "
+            "a reduce-scatter gives each rank one chunk of the sum of the node, and an all-gather brings "
+            "the chunks back",
+            got=got,
+            most=most,
+            names=", ".join(call.kind.value for call in inner),
+            **where,
+        )
 
 
 @check("levels", points=3, seconds=60)
@@ -279,10 +328,17 @@ def check_levels(student, t):
         few_bytes(t, run, values[0].nbytes, inside)
         total = summed(values)
         total_chunks = [total.tensor_split(inside)[rank % inside] for rank in range(world)]
-        message = "rank {rank} passes other numbers to its all-reduce than its chunk of the sum over its node: they should come from the reduce-scatter"
+        message = (
+            "rank {rank} passes other numbers to its all-reduce than its chunk of the sum over its node: "
+            "they should come from the reduce-scatter"
+        )
         if world > inside:
-            sends_one_of(t, run, Kind.ALL_REDUCE, [[chunk] for chunk in chunks_of_nodes(values, inside)], message)
-        message = "rank {rank} passes other numbers to its all-gather than its chunk of the sum over all ranks: they should come from the all-reduce"
+            known = [[chunk] for chunk in chunks_of_nodes(values, inside)]
+            sends_one_of(t, run, Kind.ALL_REDUCE, known, message)
+        message = (
+            "rank {rank} passes other numbers to its all-gather than its chunk of the sum over all ranks: "
+            "they should come from the all-reduce"
+        )
         sends_one_of(t, run, Kind.ALL_GATHER, [[chunk] for chunk in total_chunks], message)
         if world == 4:
             rank = t.integer(0, world - 1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Run, check
-from dlo_lib.labkit.compare import every_rank, explained, near, wrong_if
+from dlo_lib.labkit.compare import every_rank, explained, same
 from dlo_lib.labkit.traffic import passes_exactly, uses_what_arrives
 
 from .scenarios import averaged, replicated
@@ -22,8 +22,15 @@ from .scenarios import averaged, replicated
 def replicas(student, t, world: int, frozen: bool = False) -> tuple[Run, list[dict]]:
     """The run of ``replicate``, whose results are the state of each rank, and the state before it."""
     shape = (t.integer(2, 5), t.integer(2, 5))
-    before = [{"weight": t.normal(*shape), "mean": t.normal(shape[0]), "frozen": frozen} for _ in range(world)]
+    before = [
+        {"weight": t.normal(*shape), "mean": t.normal(shape[0]), "frozen": frozen} for _ in range(world)
+    ]
     return student.ranks(replicated, before), before
+
+
+STILL = "the weight on rank {rank} is still its own: broadcast it from rank 0, in place"
+MEAN = "the weight on rank {rank} is the mean over the ranks: every rank should get the values of rank 0"
+SUM = "the weight on rank {rank} is the sum over the ranks: every rank should get the values of rank 0"
 
 
 @check("replicate", points=1, seconds=20)
@@ -33,13 +40,9 @@ def check_parameters(student, t):
         run, before = replicas(student, t, world)
         weights = [own["weight"] for own in before]
         for rank, (weight, *_) in enumerate(run.results):
-            mistakes = {
-                "the weight on rank {rank} is still its own: broadcast it from rank 0, in place": weights[rank],
-                "the weight on rank {rank} is the mean over the ranks: every rank should get the values of rank 0": sum(weights) / world,
-                "the weight on rank {rank} is the sum over the ranks: every rank should get the values of rank 0": sum(weights),
-            }
-            wrong_if(t, weight, weights[0], mistakes, rank=rank)
-            t.close(weight, weights[0], "the weight on rank {rank} of {world}", rank=rank, world=world, atol=0, rtol=0)
+            mistakes = {STILL: weights[rank], MEAN: sum(weights) / world, SUM: sum(weights)}
+            what = "the weight on rank {rank} of {world}"
+            same(t, weight, weights[0], what, mistakes, rank=rank, world=world, atol=0, rtol=0)
     uses_what_arrives(t, run, rank=t.integer(1, 2), call=0)  # the parameter comes first
 
 
@@ -49,14 +52,20 @@ def check_buffers(student, t):
     run, before = replicas(student, t, t.integer(2, 3))
     for rank, (_, mean, steps, mask) in enumerate(run.results):
         message = (
-            "running_mean, a buffer, is still its own on rank {rank}: module.parameters() has no buffers, go through module.buffers() too"
+            "running_mean, a buffer, is still its own on rank {rank}: module.parameters() has no buffers, "
+            "go through module.buffers() too"
         )
-        wrong_if(t, mean, before[0]["mean"], {message: before[rank]["mean"]}, rank=rank)
-        t.close(mean, before[0]["mean"], "running_mean, a buffer, on rank {rank}", rank=rank, atol=0, rtol=0)
-        t.that(bool(torch.equal(steps, run.results[0][2])), "num_batches_tracked, a buffer of integers, on rank {rank}", rank=rank)
-        message = "a buffer with persistent=False is still its own on rank {rank}: state_dict() leaves it out, module.buffers() does not"
-        wrong_if(t, mask, before[0]["mean"], {message: before[rank]["mean"]}, rank=rank)
-        t.close(mask, before[0]["mean"], "a buffer with persistent=False on rank {rank}", rank=rank, atol=0, rtol=0)
+        want, own = before[0]["mean"], before[rank]["mean"]
+        what = "running_mean, a buffer, on rank {rank}"
+        same(t, mean, want, what, {message: own}, rank=rank, atol=0, rtol=0)
+        message = "num_batches_tracked, a buffer of integers, on rank {rank}"
+        t.that(bool(torch.equal(steps, run.results[0][2])), message, rank=rank)
+        message = (
+            "a buffer with persistent=False is still its own on rank {rank}: state_dict() leaves it out, "
+            "module.buffers() does not"
+        )
+        what = "a buffer with persistent=False on rank {rank}"
+        same(t, mask, want, what, {message: own}, rank=rank, atol=0, rtol=0)
 
 
 @check("replicate", points=1, seconds=20)
@@ -64,11 +73,11 @@ def check_frozen(student, t):
     "Frozen parameters are replicated as well"
     run, before = replicas(student, t, 3, frozen=True)
     for rank, (weight, *_) in enumerate(run.results):
-        t.that(
-            bool(torch.equal(weight, before[0]["weight"])),
-            "a frozen parameter still has another value on rank {rank}: it belongs to the state of the model, although no optimiser trains it",
-            rank=rank,
+        message = (
+            "a frozen parameter still has another value on rank {rank}: it belongs to the state of the "
+            "model, although no optimiser trains it"
         )
+        t.that(bool(torch.equal(weight, before[0]["weight"])), message, rank=rank)
 
 
 # -- 2 · average
@@ -78,12 +87,14 @@ SUMMED = (
     "and your code does not divide by the number of ranks"
 )
 DIVIDED_TWICE = "the gradients are {world} times too small: your code divides by the number of ranks twice"
-OVERFLOW = "the sum of fp16 gradients is infinite, although their average fits: divide before the all-reduce, not after it"
+OVERFLOW = "the sum of fp16 gradients is infinite, although their average fits: divide before the all-reduce"
 AVG = (
-    "ReduceOp.AVG, which gloo has since PyTorch 2.8, adds first and divides then: the sum of fp16 gradients is infinite, although "
-    "their average fits. Divide before the all-reduce"
+    "ReduceOp.AVG, which gloo has since PyTorch 2.8, adds first and divides then: the sum of fp16 gradients "
+    "is infinite, although their average fits. Divide before the all-reduce"
 )
-NO_GRADIENT = {"NoneType": "a parameter without a gradient stops your code: skip parameters whose .grad is None"}
+NO_GRADIENT = {
+    "NoneType": "a parameter without a gradient stops your code: skip parameters whose .grad is None"
+}
 
 
 def overflow(run) -> str:
@@ -106,17 +117,19 @@ def check_mean(student, t):
         case, means = average_case(t, world)
         run = explained(student, averaged, case, NO_GRADIENT)
         for rank, got in enumerate(run.results):
-            t.that(got[1] is None, "a frozen parameter has a gradient now: skip parameters whose .grad is None")
-            for i, mean in enumerate(means):
-                place = i + (i > 0)
-                mistakes = {
-                    SUMMED: world * mean,
-                    DIVIDED_TWICE: mean / world,
-                    "gradient {i} on rank {rank} is still its own: write the average into .grad, in place": case[rank]["grads"][place],
-                }
-                where = {"i": i, "rank": rank, "world": world}
-                wrong_if(t, got[place], mean, mistakes, rtol=1e-5, **where)
-                t.close(got[place], mean, "gradient {i} on rank {rank} of {world}", **where)
+            message = "a frozen parameter has a gradient now: skip parameters whose .grad is None"
+            t.that(got[1] is None, message)
+            own, got = (
+                [grad for i, grad in enumerate(grads) if i != 1] for grads in (case[rank]["grads"], got)
+            )
+            still = "gradient {i} on rank {rank} is still its own: write the average into .grad, in place"
+            mistakes = {
+                SUMMED: [world * mean for mean in means],
+                DIVIDED_TWICE: [mean / world for mean in means],
+            }
+            mistakes[still] = own
+            what = "gradient {i} on rank {rank} of {world}"
+            same(t, got, means, what, mistakes, rtol=1e-5, rank=rank, world=world)
 
 
 @check("average", points=1, seconds=20)
@@ -127,7 +140,9 @@ def check_small_traffic(student, t):
     run = explained(student, averaged, case, NO_GRADIENT)
     size = sum(mean.nbytes for mean in means)
     every_rank(t, run, means[0], "gradient 0 on rank {rank}", of=lambda grads: grads[0])
-    message = "rank {rank} passed {got} bytes ({kinds}), the gradients have {want}: one all-reduce for each gradient is enough"
+    message = (
+        "rank {rank} passed {got} bytes ({kinds}), the gradients have {want}: one all-reduce each is enough"
+    )
     passes_exactly(t, run, size, message)
     uses_what_arrives(t, run, rank=t.integer(0, world - 1))
 
@@ -150,13 +165,11 @@ def check_half_precision(student, t):
 def bucket_case(t, student, nbytes: list[int], limit: int) -> list[list[int]]:
     """The student's buckets, lists of whole numbers."""
     got = student.assign_buckets(list(nbytes), limit)
-    t.that(
-        type(got) is list and all(type(bucket) is list for bucket in got),
-        "assign_buckets should return a list of lists, not {got}",
-        got=got,
-    )
+    message = "assign_buckets should return a list of lists, not {got}"
+    t.that(type(got) is list and all(type(bucket) is list for bucket in got), message, got=got)
     known = all(type(i) is int and 0 <= i < len(nbytes) for bucket in got for i in bucket)
-    t.that(known, "assign_buckets returns {got}: use only integers from 0 to {last}", got=got, last=len(nbytes) - 1)
+    message = "assign_buckets returns {got}: use only integers from 0 to {last}"
+    t.that(known, message, got=got, last=len(nbytes) - 1)
     return got
 
 
@@ -172,13 +185,10 @@ def check_order(student, t):
     nbytes, limit = sizes(t, t.integer(9, 14))
     got = [i for bucket in bucket_case(t, student, nbytes, limit) for i in bucket]
     want = list(reversed(range(len(nbytes))))
-    t.that(
-        sorted(got) == sorted(want),
-        "your buckets hold {got}: each of the {count} gradients belongs in exactly one bucket",
-        count=len(nbytes),
-        got=got,
-    )
-    t.that(got == want, "your buckets hold the gradients in the order {got}: the gradient of the last parameter arrives first", got=got)
+    message = "your buckets hold {got}: each of the {count} gradients belongs in exactly one bucket"
+    t.that(sorted(got) == sorted(want), message, count=len(nbytes), got=got)
+    message = "your buckets hold the gradients in the order {got}: that of the last parameter arrives first"
+    t.that(got == want, message, got=got)
 
 
 @check("buckets", points=1)
@@ -189,17 +199,17 @@ def check_limit(student, t):
     nbytes[t.integer(2, 6)] = limit + 4 * t.integer(1, 50)
     nbytes[-1] = limit + 4 * t.integer(1, 50)  # arrives first
     got = bucket_case(t, student, nbytes, limit)
-    message = "a bucket is empty: {got}. A gradient that is larger than the limit goes into the current bucket if that is still empty"
+    message = (
+        "a bucket is empty: {got}. A gradient that is larger than the limit goes into the current bucket if "
+        "that is still empty"
+    )
     t.that(all(got), message, got=got)
     for bucket in got:
         held = sum(nbytes[i] for i in bucket)
-        t.that(
-            held <= limit or len(bucket) == 1,
-            "bucket {bucket} holds {held} bytes, the limit is {limit}: only a single gradient that is larger may exceed it",
-            bucket=bucket,
-            held=held,
-            limit=limit,
+        message = (
+            "bucket {bucket} holds {held} bytes, the limit is {limit}: only a single gradient may exceed it"
         )
+        t.that(held <= limit or len(bucket) == 1, message, bucket=bucket, held=held, limit=limit)
 
 
 @check("buckets", points=1)
@@ -211,14 +221,9 @@ def check_full(student, t):
     got = bucket_case(t, student, nbytes, limit)
     for bucket, following in itertools.pairwise(got):
         held = sum(nbytes[i] for i in bucket)
-        t.that(
-            bool(following) and held + nbytes[following[0]] > limit,
-            "bucket {bucket} holds {held} bytes; the next gradient, {following}, still fits within {limit}",
-            bucket=bucket,
-            held=held,
-            following=following[:1],
-            limit=limit,
-        )
+        message = "bucket {bucket} holds {held} bytes; the next gradient, {next}, still fits within {limit}"
+        good = bool(following) and held + nbytes[following[0]] > limit
+        t.that(good, message, bucket=bucket, held=held, next=following[:1], limit=limit)
 
 
 @check("buckets", points=1)
@@ -226,10 +231,6 @@ def check_exact_fit(student, t):
     "A bucket may be filled to the last byte"
     size, members = 4 * t.integer(2, 9), t.integer(2, 3)
     got = bucket_case(t, student, [size] * (3 * members), members * size)
-    t.that(
-        [len(bucket) for bucket in got] == [members] * 3,
-        "gradients of {size} bytes fill the limit of {limit} exactly and still fit, but your buckets are {got}",
-        size=size,
-        limit=members * size,
-        got=got,
-    )
+    message = "gradients of {size} bytes fill the limit of {limit} and still fit, but your buckets are {got}"
+    full = [len(bucket) for bucket in got] == [members] * 3
+    t.that(full, message, size=size, limit=members * size, got=got)

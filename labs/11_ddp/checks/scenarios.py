@@ -11,7 +11,9 @@ from dlo_lib.grading.checks.contract import scenario
 @scenario
 def replicated(student, rank, world, weight, mean, frozen):
     """A module with this rank's values: what it holds after ``replicate``."""
-    module = torch.nn.Sequential(torch.nn.Linear(*reversed(weight.shape), bias=False), torch.nn.BatchNorm1d(weight.shape[0]))
+    module = torch.nn.Sequential(
+        torch.nn.Linear(*reversed(weight.shape), bias=False), torch.nn.BatchNorm1d(weight.shape[0])
+    )
     module[0].weight.data.copy_(weight)
     module[0].weight.requires_grad_(not frozen)
     module[1].running_mean.copy_(mean)
@@ -23,33 +25,51 @@ def replicated(student, rank, world, weight, mean, frozen):
 
 @scenario
 def averaged(student, rank, world, grads):
-    """A module whose gradients are ``grads``, None for a frozen parameter: what ``average_gradients`` makes of them."""
+    """A module whose gradients are ``grads``, None for a frozen parameter: what ``average_gradients`` makes
+    of them."""
     module = torch.nn.ParameterList()
     for grad in grads:
-        parameter = torch.nn.Parameter(torch.zeros(3) if grad is None else torch.zeros_like(grad), requires_grad=grad is not None)
+        parameter = torch.nn.Parameter(
+            torch.zeros(3) if grad is None else torch.zeros_like(grad), requires_grad=grad is not None
+        )
         parameter.grad = grad
         module.append(parameter)
     student.average_gradients(module)
     return [parameter.grad for parameter in module]
 
 
+class Branches(torch.nn.Module):
+    """A sum of branches, one for each weight, without some of them."""
+
+    def __init__(self, weights, frozen=(), order=None):
+        super().__init__()
+        self.order = order or range(len(weights))
+        self.weights = torch.nn.ParameterList(
+            [torch.nn.Parameter(weight.clone(), i not in frozen) for i, weight in enumerate(weights)]
+        )
+
+    def forward(self, x, without):
+        return sum(torch.tanh(x @ self.weights[i]).sum(1) for i in self.order if i not in without)
+
+
 @scenario
-def steps_of(student, rank, world, weights, batches, limit, order=None, unused=None, frozen=(), marked=False, relay=False):
-    """Steps of a sum of branches, one for each weight, in ``order``: the gradients after each, and the weights at the start.
-    ``unused``: the branches left out in each step. ``marked``: a barrier before the last gradient. ``relay``: of two ranks, the second
-    begins its backward pass when that of the first has ended."""
-
-    class Branches(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            made = [torch.nn.Parameter(weight.clone(), requires_grad=i not in frozen) for i, weight in enumerate(weights)]
-            self.weights = torch.nn.ParameterList(made)
-
-        def forward(self, x, without):
-            used = [i for i in (order or range(len(weights))) if i not in without]
-            return sum(torch.tanh(x @ self.weights[i]).sum(1) for i in used)
-
-    net = Branches()
+def steps_of(
+    student,
+    rank,
+    world,
+    weights,
+    batches,
+    limit,
+    order=None,
+    unused=None,
+    frozen=(),
+    marked=False,
+    relay=False,
+):
+    """Steps of a sum of branches, computed in ``order``: the gradients after each, and the weights at the
+    start. ``unused``: the branches left out in each step. ``marked``: a barrier before the last gradient.
+    ``relay``: of two ranks, the second begins its backward pass when that of the first has ended."""
+    net = Branches(weights, frozen, order)
     model = student.DataParallel(net, limit)
     if marked:
         net.weights[0].register_hook(lambda grad: dist.barrier())
@@ -67,7 +87,8 @@ def steps_of(student, rank, world, weights, batches, limit, order=None, unused=N
             parameter.grad = None
         model(x, unused[step] if unused else ()).square().mean().backward()
         model.finish()
-        found.append([None if parameter.grad is None else parameter.grad.clone() for parameter in net.parameters()])
+        grads = [parameter.grad for parameter in net.parameters()]
+        found.append([None if grad is None else grad.clone() for grad in grads])
     return found, started
 
 
@@ -78,7 +99,9 @@ def half_step(student, rank, world, slopes, limit):
     class Slopes(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.weights = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros_like(slope)) for slope in slopes])
+            self.weights = torch.nn.ParameterList(
+                [torch.nn.Parameter(torch.zeros_like(slope)) for slope in slopes]
+            )
 
         def forward(self, slopes):
             return sum((weight * slope).sum() for weight, slope in zip(self.weights, slopes))
@@ -92,18 +115,9 @@ def half_step(student, rank, world, slopes, limit):
 
 @scenario
 def held_back(student, rank, world, weights, batches, limit, without):
-    """A backward pass inside ``no_sync``, a barrier, and one outside, which leaves out the branches ``without``: the gradients after the
-    first and after ``finish``."""
-
-    class Branches(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weights = torch.nn.ParameterList([torch.nn.Parameter(weight.clone()) for weight in weights])
-
-        def forward(self, x, without):
-            return sum(torch.tanh(x @ weight).sum(1) for i, weight in enumerate(self.weights) if i not in without)
-
-    net = Branches()
+    """A backward pass inside ``no_sync``, a barrier, and one outside, which leaves out the branches
+    ``without``: the gradients after the first and after ``finish``."""
+    net = Branches(weights)
     model = student.DataParallel(net, limit)
     with model.no_sync():
         model(batches[0], ()).square().mean().backward()
@@ -116,7 +130,8 @@ def held_back(student, rank, world, weights, batches, limit, without):
 
 @scenario
 def accumulated(student, rank, world, weight, batches, limit):
-    """The gradient after ``accumulate`` over micro-batches, and for each micro-batch whether it ran inside ``no_sync``."""
+    """The gradient after ``accumulate`` over micro-batches, and for each micro-batch whether it ran inside
+    ``no_sync``."""
     import contextlib
 
     net = torch.nn.Linear(*reversed(weight.shape), bias=False, dtype=weight.dtype)

@@ -1,8 +1,8 @@
 """The visible checks of parameters, state, and activations of a block and a model.
 
-Those of a step's moments are in ``peaks.py``, those of ranks in ``on_ranks.py``. The checks contain no formula:
-parameters are counted on a model without storage, bytes are measured on fake tensors, gradients are those of
-one process with the whole batch (``twins.py``).
+Those of a step's moments are in ``peaks.py``, those of ranks in ``on_ranks.py``. The checks contain no
+formula: parameters are counted on a model without storage, bytes are measured on fake tensors, gradients are
+those of one process with the whole batch (``twins.py``).
 """
 
 from __future__ import annotations
@@ -28,11 +28,19 @@ READ_BY = {
 
 
 def same_part(student, t, config: LlamaConfig, part: str, message: str) -> None:
-    got, want = entry(t, student.count_parameters(config), part, "count_parameters(config)"), counted(config)[part]
+    got, want = (
+        entry(t, student.count_parameters(config), part, "count_parameters(config)"),
+        counted(config)[part],
+    )
     sizes = {name: getattr(config, name) for name in READ_BY[part]}
     shown = ", ".join(f"{name} {{{name}}}" for name in sizes)
     t.that(
-        got == want, f'"{{part}}" is {{got:,}}, but the model has {{want:,}} ({shown}). ' + message, part=part, got=got, want=want, **sizes
+        got == want,
+        f'"{{part}}" is {{got:,}}, but the model has {{want:,}} ({shown}). ' + message,
+        part=part,
+        got=got,
+        want=want,
+        **sizes,
     )
 
 
@@ -41,7 +49,9 @@ def check_embedding(student, t):
     "The embedding, and an output projection that is not tied"
     config = drawn(t, tied_embeddings=False)
     for part in ("embedding", "head"):
-        same_part(student, t, config, part, "There is one vector of size hidden for each token of the vocabulary.")
+        same_part(
+            student, t, config, part, "There is one vector of size hidden for each token of the vocabulary."
+        )
 
 
 @check("parameters", points=1)
@@ -49,7 +59,9 @@ def check_tied(student, t):
     "Tied embeddings are counted once"
     config = drawn(t, tied_embeddings=True)
     for part in ("embedding", "head"):
-        same_part(student, t, config, part, "A tied output projection is the embedding itself: it adds nothing.")
+        same_part(
+            student, t, config, part, "A tied output projection is the embedding itself: it adds nothing."
+        )
 
 
 @check("parameters", points=1)
@@ -60,20 +72,29 @@ def check_attention(student, t):
         t,
         drawn(t),
         "attention",
-        "Queries have num_heads heads, keys and values num_kv_heads; the output projection reads the queries' width.",
+        "Queries have num_heads heads, keys and values num_kv_heads; the output projection reads the "
+        "queries' width.",
     )
 
 
 @check("parameters", points=1)
 def check_mlp(student, t):
     "The three matrices of the MLP"
-    same_part(student, t, drawn(t), "mlp", "Each block has gate, up and down, between hidden and intermediate.")
+    same_part(
+        student, t, drawn(t), "mlp", "Each block has gate, up and down, between hidden and intermediate."
+    )
 
 
 @check("parameters", points=1)
 def check_norms(student, t):
     "Two norms in each block, and the last one"
-    same_part(student, t, drawn(t), "norms", "Each block has two vectors of size hidden, and one more follows the last block.")
+    same_part(
+        student,
+        t,
+        drawn(t),
+        "norms",
+        "Each block has two vectors of size hidden, and one more follows the last block.",
+    )
 
 
 @check("parameters", points=2)
@@ -81,14 +102,26 @@ def check_wide_heads(student, t):
     "Heads that are not hidden / num_heads wide"
     config = drawn(t)
     config = replace(config, num_kv_heads=config.num_heads, head_dim=config.head_dim + 16 * t.integer(1, 3))
-    same_part(student, t, config, "attention", "The width of the queries is num_heads x head_dim, which need not be hidden.")
+    same_part(
+        student,
+        t,
+        config,
+        "attention",
+        "The width of the queries is num_heads x head_dim, which need not be hidden.",
+    )
 
 
 # -- 2 · state
 
 
 def same_state(
-    student, t, config: LlamaConfig, parts: tuple[str, ...], message: str, optimizer: str = "adamw", step: str = "foreach"
+    student,
+    t,
+    config: LlamaConfig,
+    parts: tuple[str, ...],
+    message: str,
+    optimizer: str = "adamw",
+    step: str = "foreach",
 ) -> None:
     call = f'state_bytes(config, "{optimizer}", "{step}")'
     got, want = student.state_bytes(config, optimizer, step), in_the_step(config, optimizer, step)
@@ -109,7 +142,10 @@ def same_state(
 @check("state", points=2)
 def check_sixteen_bytes(student, t):
     "Weights, gradients and AdamW's two moments, in fp32"
-    message = "Every number is fp32, 4 bytes: one a parameter for weights and for gradients, two for AdamW's moments."
+    message = (
+        "Every number is fp32, 4 bytes: one a parameter for weights and for gradients, two for AdamW's "
+        "moments."
+    )
     same_state(student, t, drawn(t, num_layers=1), ("weights", "gradients", "optimizer"), message)
 
 
@@ -131,7 +167,9 @@ def check_foreach(student, t):
 @check("state", points=1)
 def check_for_loop(student, t):
     "The temporaries of a for-loop step"
-    message = "Two tensors as large as the largest parameter, the embedding, are in memory at the worst moment."
+    message = (
+        "Two tensors as large as the largest parameter, the embedding, are in memory at the worst moment."
+    )
     same_state(student, t, drawn(t, num_layers=1), ("temporaries",), message, step="for-loop")
 
 
@@ -141,36 +179,53 @@ def check_other_optimizers(student, t):
     config = drawn(t, num_layers=1)
     for optimizer in ("sgd", "sgd-momentum"):
         same_state(
-            student, t, config, ("optimizer",), "SGD with momentum keeps one number a parameter, plain SGD none.", optimizer, "fused"
+            student,
+            t,
+            config,
+            ("optimizer",),
+            "SGD with momentum keeps one number a parameter, plain SGD none.",
+            optimizer,
+            "fused",
         )
 
 
 @check("state", points=1)
 def check_sgd_in_place(student, t):
     "SGD's step needs no temporaries"
-    config, message = drawn(t, num_layers=1), "SGD has no denominator: it updates in place, in each of the three implementations."
+    config, message = (
+        drawn(t, num_layers=1),
+        "SGD has no denominator: it updates in place, in each of the three implementations.",
+    )
     for optimizer, step in (("sgd", "foreach"), ("sgd-momentum", "for-loop")):
         same_state(student, t, config, ("temporaries",), message, optimizer, step)
 
 
-# -- 3 · block: the bytes of a block are linear in each size, so each check varies one size and compares the growth
+# -- 3 · block: the bytes of a block are linear in each size, so each check varies one size and compares the
+# growth
 
 
 def same_growth(student, t, size: str, mistakes: dict[str, float], why: str) -> None:
     """With a larger ``size``, the block keeps as many more bytes a token as measured.
 
-    ``mistakes``: a message for each known wrong number of bytes a token and element, relative to the right one.
+    ``mistakes``: a message for each known wrong number of bytes a token and element, relative to the right
+    one.
     """
     config, batch, seq = block_case(t)
-    more = replace(config, **{size: config.num_heads if size == "num_kv_heads" else 2 * getattr(config, size)})
+    more = replace(
+        config, **{size: config.num_heads if size == "num_kv_heads" else 2 * getattr(config, size)}
+    )
     width = (getattr(more, size) - getattr(config, size)) * (config.head_dim if "heads" in size else 1)
-    got = [t.number(student.block_bytes(each, batch, seq), "block_bytes(config, batch, seq)") for each in (config, more)]
+    got = [
+        t.number(student.block_bytes(each, batch, seq), "block_bytes(config, batch, seq)")
+        for each in (config, more)
+    ]
     each = (got[1] - got[0]) / (batch * seq * width)
     want = (kept_by_a_block(more, batch, seq) - kept_by_a_block(config, batch, seq)) / (batch * seq * width)
     wrong_if(t, each, want, {message: share * want for message, share in mistakes.items()}, rtol=0.05)
     t.that(
         near(each, want, rtol=0.05),
-        "your block keeps {each:.1f} bytes a token for each element of width {size}; measured {want:.1f}. " + why,
+        "your block keeps {each:.1f} bytes a token for each element of width {size}; measured {want:.1f}. "
+        + why,
         each=each,
         want=want,
         size=f"{size} x head_dim" if "heads" in size else size,
@@ -181,11 +236,17 @@ def same_growth(student, t, size: str, mistakes: dict[str, float], why: str) -> 
 def check_block_hidden(student, t):
     "The tensors of width hidden that a block keeps"
     mistakes = {
-        "half of what the norms keep is missing: a norm keeps its input and its normalised input, both in fp32 (4 bytes)": 18 / 26,
-        "the bf16 copies of the norms' outputs are not counted: each of q, k, v, gate and up has a copy of its input": 16 / 26,
-        "one bf16 copy of each norm's output is counted: each of q, k, v, gate and up has a copy of its input": 20 / 26,
+        "half of what the norms keep is missing: a norm keeps its input and its normalised input, both in "
+        "fp32 (4 bytes)": 18 / 26,
+        "the bf16 copies of the norms' outputs are not counted: each of q, k, v, gate and up has a copy of "
+        "its input": 16 / 26,
+        "one bf16 copy of each norm's output is counted: each of q, k, v, gate and up has a copy of its "
+        "input": 20 / 26,
     }
-    why = "Each of the two norms keeps two fp32 tensors; each of q, k, v, gate and up keeps a bf16 copy of its input."
+    why = (
+        "Each of the two norms keeps two fp32 tensors; each of q, k, v, gate and up keeps a bf16 copy of "
+        "its input."
+    )
     same_growth(student, t, "hidden", mistakes, why)
 
 
@@ -194,15 +255,24 @@ def check_block_mlp(student, t):
     "The tensors of width intermediate that the MLP keeps"
     mistakes = {
         "these rows are counted in fp32: under autocast the MLP computes in bf16, 2 bytes": 2.0,
-        "three rows of width intermediate are counted, there are four: gate, silu(gate), up, and their product": 6 / 8,
+        "three rows of width intermediate are counted, there are four: gate, silu(gate), up, and their "
+        "product": 6 / 8,
     }
-    same_growth(student, t, "intermediate", mistakes, "Count the bf16 rows of that width: gate, silu(gate), up, and their product.")
+    same_growth(
+        student,
+        t,
+        "intermediate",
+        mistakes,
+        "Count the bf16 rows of that width: gate, silu(gate), up, and their product.",
+    )
 
 
 @check("block", points=1)
 def check_block_queries(student, t):
     "The tensors of the queries' width that attention keeps"
-    mistakes = {"one row of the queries' width is counted, there are two: the queries and the output of attention": 0.5}
+    mistakes = {
+        "one row of that width is counted, there are two: the queries and the output of attention": 0.5
+    }
     why = "Two bf16 rows have the width num_heads x head_dim: the queries and the output of attention."
     same_growth(student, t, "num_heads", mistakes, why)
 
@@ -212,9 +282,16 @@ def check_block_keys(student, t):
     "The tensors of the keys' width that attention keeps"
     mistakes = {
         "one row of the keys' width is counted, there are two: keys and values": 0.5,
-        "the rows of keys and values do not depend on num_kv_heads: with grouped queries they are num_kv_heads x head_dim wide": 0.0,
+        "the rows of keys and values do not depend on num_kv_heads: with grouped queries they are "
+        "num_kv_heads x head_dim wide": 0.0,
     }
-    same_growth(student, t, "num_kv_heads", mistakes, "Keys and values are kept in bf16, both num_kv_heads x head_dim wide.")
+    same_growth(
+        student,
+        t,
+        "num_kv_heads",
+        mistakes,
+        "Keys and values are kept in bf16, both num_kv_heads x head_dim wide.",
+    )
 
 
 # -- 4 · activations
@@ -223,15 +300,19 @@ def check_block_keys(student, t):
 @check("activations", points=2)
 def check_everything_kept(student, t):
     "What forward keeps without checkpointing"
-    config, batch, seq = drawn(t, num_layers=t.integer(4, 6), vocab_size=512), t.integer(1, 3), 32 * t.integer(2, 5)
-    got = entry(t, student.activation_bytes(config, batch, seq), "activations", "activation_bytes(config, batch, seq)")
-    want = before_loss(config, batch, seq)
-    t.that(
-        near(got, want, rtol=0.15),
-        "activations are {got:,} bytes, measured {want:,}: each of the num_layers blocks keeps block_bytes.",
-        got=got,
-        want=want,
+    config, batch, seq = (
+        drawn(t, num_layers=t.integer(4, 6), vocab_size=512),
+        t.integer(1, 3),
+        32 * t.integer(2, 5),
     )
+    got = entry(
+        t, student.activation_bytes(config, batch, seq), "activations", "activation_bytes(config, batch, seq)"
+    )
+    want = before_loss(config, batch, seq)
+    message = (
+        "activations are {got:,} bytes, measured {want:,}: each of the num_layers blocks keeps block_bytes."
+    )
+    t.that(near(got, want, rtol=0.15), message, got=got, want=want)
 
 
 @check("activations", points=1)
@@ -240,7 +321,10 @@ def check_checkpointing(student, t):
     config, batch, seq = drawn(t, num_layers=1, vocab_size=512), t.integer(1, 3), 32 * t.integer(2, 5)
     more = replace(config, num_layers=1 + t.integer(1, 2))
     what = "activation_bytes(config, batch, seq, checkpointing=True)"
-    got = [entry(t, student.activation_bytes(each, batch, seq, checkpointing=True), "activations", what) for each in (config, more)]
+    got = [
+        entry(t, student.activation_bytes(each, batch, seq, checkpointing=True), "activations", what)
+        for each in (config, more)
+    ]
     want = [before_loss(each, batch, seq, checkpointing=True) for each in (config, more)]
     t.that(
         near(got[1] - got[0], want[1] - want[0], rtol=0.02),
@@ -257,21 +341,26 @@ def check_logits(student, t):
     "One tensor of logits in fp32"
     config, batch, seq = drawn(t, num_layers=1), t.integer(1, 3), 32 * t.integer(2, 5)
     for checkpointing in (False, True):
-        got = entry(t, student.activation_bytes(config, batch, seq, checkpointing=checkpointing), "logits", "activation_bytes(...)")
-        peak = measured(config, batch, seq, checkpointing=checkpointing).peak_by_part[Part.LOGITS_AND_LOSS]
-        t.that(
-            near(3 * got, peak, rtol=0.05),
-            "three tensors of your logits have {got:,} bytes, measured {want:,}: logits are in fp32",
-            got=3 * got,
-            want=peak,
+        got = entry(
+            t,
+            student.activation_bytes(config, batch, seq, checkpointing=checkpointing),
+            "logits",
+            "activation_bytes(...)",
         )
+        peak = measured(config, batch, seq, checkpointing=checkpointing).peak_by_part[Part.LOGITS_AND_LOSS]
+        message = "three tensors of your logits have {got:,} bytes, measured {want:,}: logits are in fp32"
+        t.that(near(3 * got, peak, rtol=0.05), message, got=3 * got, want=peak)
 
 
 @check("activations", points=1)
 def check_last_norm(student, t):
     "The tensors that the norm after the last block keeps"
     # Wide and with several sequences: the rotary positions, which also are beside the blocks, are small then.
-    config, batch, seq = drawn(t, num_layers=1, vocab_size=512, hidden=128 * t.integer(4, 6)), t.integer(4, 6), 32 * t.integer(3, 5)
+    config, batch, seq = (
+        drawn(t, num_layers=1, vocab_size=512, hidden=128 * t.integer(4, 6)),
+        t.integer(4, 6),
+        32 * t.integer(3, 5),
+    )
     more = replace(config, num_layers=2)
 
     def beside_the_blocks(one: float, two: float) -> float:
@@ -279,13 +368,19 @@ def check_last_norm(student, t):
 
     for checkpointing in (False, True):
         got = [
-            entry(t, student.activation_bytes(each, batch, seq, checkpointing=checkpointing), "activations", "activation_bytes(...)")
+            entry(
+                t,
+                student.activation_bytes(each, batch, seq, checkpointing=checkpointing),
+                "activations",
+                "activation_bytes(...)",
+            )
             for each in (config, more)
         ]
         want = [before_loss(each, batch, seq, checkpointing) for each in (config, more)]
         t.that(
             near(beside_the_blocks(*got), beside_the_blocks(*want), rtol=0.2),
-            "Beside the blocks you count {got:,} bytes, measured {want:,}. The last norm keeps its input and its normalised input in fp32, with and without checkpointing.",
+            "Beside the blocks you count {got:,} bytes, measured {want:,}. The last norm keeps its input "
+            "and its normalised input in fp32, with and without checkpointing.",
             got=beside_the_blocks(*got),
             want=beside_the_blocks(*want),
         )

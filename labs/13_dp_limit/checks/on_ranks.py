@@ -28,11 +28,15 @@ def check_exact(student, t):
         got = t.number(answer, "largest_batch(fits)")
         if got < limit:
             message = (
-                "batches up to {limit} fit, but your answer is {got}. Keep the largest batch known to fit and the smallest known "
-                "*not* to fit: one of them moves to the middle itself, not beside it, until the two are neighbours"
+                "batches up to {limit} fit, but your answer is {got}. Keep the largest batch known to fit "
+                "and the smallest known *not* to fit: one of them moves to the middle itself, not beside "
+                "it, until the two are neighbours"
             )
         else:
-            message = "batches up to {limit} fit, but your answer is {got}, which does not fit: return the largest batch known to fit"
+            message = (
+                "batches up to {limit} fit, but your answer is {got}, which does not fit: return the "
+                "largest batch known to fit"
+            )
         t.that(got == limit, message, limit=limit, got=got)
 
 
@@ -49,7 +53,8 @@ def check_few_questions(student, t):
     for bits in (t.integer(20, 30), t.integer(40, 50)):
         limit = 2**bits + t.integer(1, 2**16)
         got = found(student, t, limit, budget=2 * bits + 12)
-        t.that(0.5 < got / limit < 2, "For a large limit the answer is far off: double until it does not fit, then halve the gap.")
+        message = "For a large limit the answer is far off: double until it does not fit, then halve the gap."
+        t.that(0.5 < got / limit < 2, message)
 
 
 # -- ranks
@@ -61,25 +66,19 @@ def check_ranks(student, t):
     config, seq, largest = drawn(t, num_layers=2, tied_embeddings=True), 384, t.integer(2, 3)
     gpu_drawn, _ = sharing(t, config, seq, largest)
     for global_batch in (largest * t.integer(3, 9), largest * t.integer(3, 9) + 1):
-        got = t.number(student.ranks_needed(config, gpu_drawn, global_batch, seq, step="fused"), "ranks_needed(...)")
-        most = -(-global_batch // max(int(got), 1))
-        t.that(
-            got >= 1 and most <= largest,
-            "your answer is {got}: a rank then has {most} of {all} sequences, but only {largest} fit",
-            got=got,
-            most=most,
-            all=global_batch,
-            largest=largest,
+        got = t.number(
+            student.ranks_needed(config, gpu_drawn, global_batch, seq, step="fused"), "ranks_needed(...)"
         )
+        most = -(-global_batch // max(int(got), 1))
+        message = "your answer is {got}: a rank then has {most} of {all} sequences, but only {largest} fit"
+        t.that(got >= 1 and most <= largest, message, got=got, most=most, all=global_batch, largest=largest)
         if got > 1:
             fewer = -(-global_batch // (int(got) - 1))
-            t.that(
-                fewer > largest,
-                "your answer is {got} for {all} sequences, but one rank less is enough: {largest} fit on a rank",
-                got=got,
-                all=global_batch,
-                largest=largest,
+            message = (
+                "your answer is {got} for {all} sequences, but one rank less is enough: {largest} fit on a "
+                "rank"
             )
+            t.that(fewer > largest, message, got=got, all=global_batch, largest=largest)
 
 
 @check("ranks", points=2)
@@ -88,17 +87,26 @@ def check_the_limit(student, t):
     config, seq = drawn(t, num_layers=2, tied_embeddings=True), 128
     peak = measured(config, 1, seq).peak_bytes
     got = student.ranks_needed(config, card(1.5 * peak, 2 * peak), 4, seq, step="fused")
-    t.that(type(got) is int, "not tested yet: a batch of which one sequence fits needs a number of ranks, see the first check")
+    t.that(
+        type(got) is int,
+        "not tested yet: a batch of which one sequence fits needs a number of ranks, see the first check",
+    )
     for share in (0.9, 0.5, 0.05):
-        got = student.ranks_needed(config, card(share * peak, 2 * peak), 2 ** t.integer(2, 8), seq, step="fused")
-        t.that(got is None, "One sequence does not fit one GPU. Data parallelism divides only the batch: the answer is None.")
+        got = student.ranks_needed(
+            config, card(share * peak, 2 * peak), 2 ** t.integer(2, 8), seq, step="fused"
+        )
+        t.that(
+            got is None,
+            "One sequence does not fit one GPU. Data parallelism divides only the batch: the answer is None.",
+        )
 
 
 # -- loss
 
 
 def gradients(student, t, valid: list[int], tokens: int = 12):
-    """(averaged gradient, loss) of each rank, the twin's gradient, and the run. ``valid``: valid tokens of each rank."""
+    """(averaged gradient, loss) of each rank, the twin's gradient, and the run. ``valid``: valid tokens of
+    each rank."""
     hidden, vocab = t.integer(3, 6), t.integer(5, 9)
     weight, inputs, targets = t.normal(hidden, vocab, dtype=torch.float64), [], []
     for number in valid:
@@ -106,7 +114,9 @@ def gradients(student, t, valid: list[int], tokens: int = 12):
         own = t.integers(0, vocab - 1, tokens)
         own[t.shuffled(range(tokens))[number:]] = IGNORED
         targets.append(own.view(2, tokens // 2))
-    run = student.ranks(one_gradient, [{"inputs": x, "targets": y, "weight": weight} for x, y in zip(inputs, targets)])
+    run = student.ranks(
+        one_gradient, [{"inputs": x, "targets": y, "weight": weight} for x, y in zip(inputs, targets)]
+    )
     ranks = [t.items(result, 2, "the result of a rank") for result in run.results]
     return ranks, gradient_of_all(weight, inputs, targets), run
 
@@ -122,7 +132,12 @@ def same_size(t, ranks, want: torch.Tensor, message: str, **values) -> None:
     for rank, (got, _) in enumerate(ranks):
         t.tensor(got, "the gradient on rank {rank}", shape=want.shape, dtype=want.dtype, rank=rank)
         ratio = float(got.norm() / want.norm())
-        t.that(near(ratio, 1.0, rtol=1e-10), message, **values, **({"ratio": ratio} if "{ratio" in message else {}))
+        t.that(
+            near(ratio, 1.0, rtol=1e-10),
+            message,
+            **values,
+            **({"ratio": ratio} if "{ratio" in message else {}),
+        )
 
 
 @check("loss", points=2, seconds=30)
@@ -133,12 +148,13 @@ def check_weighing(student, t):
         t,
         ranks,
         want,
-        "The averaged gradient has another direction than that of the whole batch: a token on a rank with few tokens "
-        "has another weight than a token on a rank with many.",
+        "The averaged gradient has another direction than that of the whole batch: a token on a rank with "
+        "few tokens has another weight than a token on a rank with many.",
     )
     rank = t.integer(0, 1)
     first = next((call.kind for call in run.calls(rank) if call.payload_bytes), None)
-    uses_what_arrives(t, run, first, rank, call=0)  # the last call is the average, which the check itself takes
+    # the last call is the average, which the check itself takes
+    uses_what_arrives(t, run, first, rank, call=0)
 
 
 @check("loss", points=2, seconds=30)
@@ -149,8 +165,8 @@ def check_size(student, t):
         t,
         ranks,
         want,
-        "On 2 ranks with the same number of tokens, the averaged gradient is {ratio:.3g} times that of the whole batch: "
-        "DDP divides by the number of ranks, once.",
+        "On 2 ranks with the same number of tokens, the averaged gradient is {ratio:.3g} times that of the "
+        "whole batch: DDP divides by the number of ranks, once.",
     )
 
 
@@ -158,7 +174,12 @@ def check_size(student, t):
 def check_padding(student, t):
     "Ignored targets are not counted"
     ranks, want, _ = gradients(student, t, [t.integer(3, 8)])
-    same_size(t, ranks, want, "On one rank with padding the gradient has the wrong size: divide by the valid tokens, not by all.")
+    same_size(
+        t,
+        ranks,
+        want,
+        "On one rank with padding the gradient has the wrong size: divide by the valid tokens, not by all.",
+    )
 
 
 @check("loss", points=2, seconds=30)

@@ -23,12 +23,11 @@ def check_loss(student, t):
     config, batch, seq = peak_case(t)
     got = moment(student, t, "loss", config, batch, seq, step="fused")
     want = measured(config, batch, seq).peak_by_phase[Phase.LOSS]
-    t.that(
-        near(got, want, rtol=0.02),
-        'at "loss" you count {got:,} bytes, measured {want:,}: no gradient yet, but bf16 copies, activations and 2.5 logits tensors',
-        got=got,
-        want=want,
+    message = (
+        'at "loss" you count {got:,} bytes, measured {want:,}: no gradient yet, but bf16 copies, '
+        "activations and 2.5 logits tensors"
     )
+    t.that(near(got, want, rtol=0.02), message, got=got, want=want)
 
 
 @check("peak", points=1)
@@ -37,12 +36,11 @@ def check_loss_gradient(student, t):
     config, batch, seq = peak_case(t)
     got = moment(student, t, "loss gradient", config, batch, seq, step="fused")
     want = when_largest(measured(config, batch, seq), Part.LOGITS_AND_LOSS, Phase.BACKWARD)
-    t.that(
-        near(got, want, rtol=0.02),
-        'at "loss gradient" you count {got:,} bytes, measured {want:,}: three logits tensors, and still no gradient of a weight',
-        got=got,
-        want=want,
+    message = (
+        'at "loss gradient" you count {got:,} bytes, measured {want:,}: three logits tensors, and still no '
+        "gradient of a weight"
     )
+    t.that(near(got, want, rtol=0.02), message, got=got, want=want)
 
 
 @check("peak", points=2)
@@ -51,12 +49,11 @@ def check_last_gradient(student, t):
     config, batch, seq = peak_case(t, tied_embeddings=True)
     got = moment(student, t, "last gradient", config, batch, seq, step="fused")
     want = when_largest(measured(config, batch, seq), Part.GRADIENTS, Phase.BACKWARD)
-    t.that(
-        near(got, want, rtol=0.03),
-        'at "last gradient" you count {got:,} bytes, measured {want:,}: a tied embedding has a gradient from each use, and their sum',
-        got=got,
-        want=want,
+    message = (
+        'at "last gradient" you count {got:,} bytes, measured {want:,}: a tied embedding has a gradient '
+        "from each use, and their sum"
     )
+    t.that(near(got, want, rtol=0.03), message, got=got, want=want)
 
 
 @check("peak", points=1)
@@ -66,13 +63,11 @@ def check_optimizer_step(student, t):
     step = t.choice(["foreach", "for-loop"])
     got = moment(student, t, "optimizer step", config, batch, seq, step=step)
     want = measured(config, batch, seq, step).peak_by_phase[Phase.OPTIMIZER]
-    t.that(
-        near(got, want, rtol=0.02),
-        'at "optimizer step" ({step}) you count {got:,} bytes, measured {want:,}: the state, and the temporaries of the step',
-        step=step,
-        got=got,
-        want=want,
+    message = (
+        'at "optimizer step" ({step}) you count {got:,} bytes, measured {want:,}: the state, and the '
+        "temporaries of the step"
     )
+    t.that(near(got, want, rtol=0.02), message, step=step, got=got, want=want)
 
 
 @check("peak", points=1)
@@ -81,12 +76,11 @@ def check_untied(student, t):
     config, batch, seq = peak_case(t, tied_embeddings=False)
     got = moment(student, t, "last gradient", config, batch, seq, step="fused")
     want = when_largest(measured(config, batch, seq, parallel="ddp"), Part.GRADIENTS, Phase.BACKWARD)
-    t.that(
-        near(got, want, rtol=0.03),
-        'at "last gradient" you count {got:,} bytes, measured {want:,}: DDP copies the gradient of an untied embedding into its bucket: one more tensor of its size',
-        got=got,
-        want=want,
+    message = (
+        'at "last gradient" you count {got:,} bytes, measured {want:,}: DDP copies the gradient of an '
+        "untied embedding into its bucket: one more tensor of its size"
     )
+    t.that(near(got, want, rtol=0.03), message, got=got, want=want)
 
 
 @check("peak", points=1)
@@ -94,15 +88,21 @@ def check_bucket_copies(student, t):
     "DDP without bucket views, at every moment"
     config, batch, seq = peak_case(t, tied_embeddings=True)
     report = measured(config, batch, seq, parallel="ddp", bucket_view=False)
-    wanted = {"loss": report.peak_by_phase[Phase.LOSS], "optimizer step": report.peak_by_phase[Phase.OPTIMIZER]}
+    wanted = {
+        "loss": report.peak_by_phase[Phase.LOSS],
+        "optimizer step": report.peak_by_phase[Phase.OPTIMIZER],
+    }
     for name, want in wanted.items():
         got = moment(student, t, name, config, batch, seq, step="fused", bucket_view=False)
         with_views = moment(student, t, name, config, batch, seq, step="fused")
-        grown = want - measured(config, batch, seq, parallel="ddp").peak_by_phase[Phase.LOSS if name == "loss" else Phase.OPTIMIZER]
-        t.that(
-            near(got - with_views, grown, rtol=0.03),
-            "Without bucket views the buckets are a second copy of all gradients, at every moment.",
+        grown = (
+            want
+            - measured(config, batch, seq, parallel="ddp").peak_by_phase[
+                Phase.LOSS if name == "loss" else Phase.OPTIMIZER
+            ]
         )
+        message = "Without bucket views the buckets are a second copy of all gradients, at every moment."
+        t.that(near(got - with_views, grown, rtol=0.03), message)
 
 
 @check("peak", points=1)
@@ -112,27 +112,28 @@ def check_checkpointed(student, t):
     got = moment(student, t, "loss gradient", config, batch, seq, step="fused", checkpointing=True)
     kept = moment(student, t, "loss", config, batch, seq, step="fused", checkpointing=True)
     report = measured(config, batch, seq, checkpointing=True)
-    at_loss, at_gradient = report.peak_by_phase[Phase.LOSS], when_largest(report, Part.LOGITS_AND_LOSS, Phase.BACKWARD)
+    at_loss = report.peak_by_phase[Phase.LOSS]
+    at_gradient = when_largest(report, Part.LOGITS_AND_LOSS, Phase.BACKWARD)
     parts = counted(config)
     of_blocks = 2 * (parts["attention"] + parts["mlp"])  # the bf16 copies
     dropped = (
-        'with checkpointing, at "loss" you count {mine:,} bytes, measured {right:,}: all bf16 copies are still there, '
-        "because autocast remembers them until its `with` block ends, after the loss"
+        'with checkpointing, at "loss" you count {mine:,} bytes, measured {right:,}: all bf16 copies are '
+        "still there, because autocast remembers them until its `with` block ends, after the loss"
     )
     wrong_if(t, kept, at_loss, {dropped: at_loss - of_blocks}, rtol=0.008, mine=kept, right=at_loss)
     stayed = (
-        'with checkpointing, at "loss gradient" you count {mine:,} bytes, measured {right:,}: a checkpointed model has dropped the '
-        "bf16 copies of its blocks after the loss; only that of the output projection stays"
+        'with checkpointing, at "loss gradient" you count {mine:,} bytes, measured {right:,}: a checkpointed '
+        "model has dropped the bf16 copies of its blocks after the loss; only that of the output projection "
+        "stays"
     )
     wrong_if(t, got, at_gradient, {stayed: at_gradient + of_blocks}, rtol=0.008, mine=got, right=at_gradient)
     fp32_logits = 4 * batch * seq * config.vocab_size
-    t.that(
-        bool(abs(got - kept - (at_gradient - at_loss)) <= 0.05 * fp32_logits),
-        'with checkpointing, your count grows by {got:,} bytes from "loss" to "loss gradient", measured {want:,}: half a logits '
-        "tensor more, and the bf16 copies of the blocks less",
-        got=got - kept,
-        want=at_gradient - at_loss,
+    message = (
+        'with checkpointing, your count grows by {got:,} bytes from "loss" to "loss gradient", measured '
+        "{want:,}: half a logits tensor more, and the bf16 copies of the blocks less"
     )
+    growth, want = got - kept, at_gradient - at_loss
+    t.that(bool(abs(growth - want) <= 0.05 * fp32_logits), message, got=growth, want=want)
 
 
 # -- fits
@@ -150,7 +151,17 @@ def check_usable(student, t):
     config, batch, seq = peak_case(t, tied_embeddings=True)
     peak = measured(config, batch, seq).peak_bytes
     enough, short = card(1.1 * peak, 2 * peak), card(0.9 * peak, 2 * peak)
-    says(student, t, True, "This step needs less than the GPU's usable memory: it fits.", config, enough, batch, seq, step="fused")
+    says(
+        student,
+        t,
+        True,
+        "This step needs less than the GPU's usable memory: it fits.",
+        config,
+        enough,
+        batch,
+        seq,
+        step="fused",
+    )
     says(
         student,
         t,
@@ -189,7 +200,20 @@ def check_optimizer_decides(student, t):
 def check_settings(student, t):
     "The settings reach step_peak"
     config = drawn(t, vocab_size=2000, num_layers=3, tied_embeddings=True)
-    kept, checkpointed = (measured(config, 4, 512, checkpointing=chosen).peak_bytes for chosen in (False, True))
+    kept, checkpointed = (
+        measured(config, 4, 512, checkpointing=chosen).peak_bytes for chosen in (False, True)
+    )
     between = card((kept + checkpointed) / 2, (kept + checkpointed) / 2)
-    says(student, t, True, "With checkpointing this step fits.", config, between, 4, 512, step="fused", checkpointing=True)
+    says(
+        student,
+        t,
+        True,
+        "With checkpointing this step fits.",
+        config,
+        between,
+        4,
+        512,
+        step="fused",
+        checkpointing=True,
+    )
     says(student, t, False, "Without checkpointing it does not.", config, between, 4, 512, step="fused")

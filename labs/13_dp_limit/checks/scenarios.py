@@ -19,7 +19,8 @@ def search(student, limits, budget):
             if type(batch) is not int or batch < 1:
                 raise ValueError(f"fits was called with {batch!r}: call it with integers from 1 upwards")
             if len(asked) > budget:
-                raise RuntimeError(f"fits was called more than {budget} times: double until it does not fit, then halve the gap")
+                cure = "double until it does not fit, then halve the gap"
+                raise RuntimeError(f"fits was called more than {budget} times: {cure}")
             return batch <= limit
 
         return student.largest_batch(fits)

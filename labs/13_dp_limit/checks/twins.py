@@ -20,7 +20,7 @@ IGNORED = -100
 
 
 def drawn(t, **fixed) -> LlamaConfig:
-    """A small configuration with the proportions of a Llama. ``head_dim`` is hidden / num_heads by default."""
+    """A small configuration with the proportions of a Llama; ``head_dim``: hidden / num_heads by default."""
     num_kv_heads, group, head_dim = t.integer(2, 3), t.integer(2, 4), 32 * t.integer(1, 2)
     num_heads = num_kv_heads * group
     sizes = {
@@ -41,21 +41,31 @@ def counted(config: LlamaConfig) -> dict[str, int]:
     """Parameters by part of a model that was built."""
     kinds = {"embed_tokens": "embedding", "self_attn": "attention", "mlp": "mlp", "lm_head": "head"}
     parts = dict.fromkeys(("embedding", "attention", "mlp", "norms", "head"), 0)
-    for name, parameter in Llama(config, device="meta").named_parameters():  # a tied one comes once, as the embedding
+    for name, parameter in Llama(
+        config, device="meta"
+    ).named_parameters():  # a tied one comes once, as the embedding
         kind = next((kind for module, kind in kinds.items() if module in name), "norms")
         parts[kind] += parameter.numel()
     return parts
 
 
 @twin
-def measured(config: LlamaConfig, batch: int = 1, seq: int = 64, step: str = "fused", parallel: str = "none", **settings) -> MemoryReport:
+def measured(
+    config: LlamaConfig,
+    batch: int = 1,
+    seq: int = 64,
+    step: str = "fused",
+    parallel: str = "none",
+    **settings,
+) -> MemoryReport:
     """A training step of ``config``, measured."""
     return measure_memory(config, batch, seq, fused=OptimizerStep(step), parallel=parallel, **settings)
 
 
 def before_loss(config: LlamaConfig, batch: int, seq: int, checkpointing: bool = False) -> int:
     """The bytes of the activations when forward has ended."""
-    report = measured(config, batch, seq, checkpointing=checkpointing, optimizer="sgd")  # the cheapest step: it does not matter here
+    # the cheapest step: it does not matter here
+    report = measured(config, batch, seq, checkpointing=checkpointing, optimizer="sgd")
     first = next(index for index, event in enumerate(report.events) if event.phase is Phase.LOSS)
     return int(report.timeline[Part.ACTIVATIONS][first - 1])
 
@@ -67,7 +77,12 @@ def when_largest(report: MemoryReport, part: Part, phase: Phase) -> int:
     return int(report.total[inside][held == held.max()].max())
 
 
-STATE = {"weights": Part.WEIGHTS, "optimizer": Part.OPTIMIZER_STATE, "gradients": Part.GRADIENTS, "temporaries": Part.STEP_TEMPORARIES}
+STATE = {
+    "weights": Part.WEIGHTS,
+    "optimizer": Part.OPTIMIZER_STATE,
+    "gradients": Part.GRADIENTS,
+    "temporaries": Part.STEP_TEMPORARIES,
+}
 
 
 def in_the_step(config: LlamaConfig, optimizer: str, step: str) -> dict[str, int]:
@@ -80,7 +95,8 @@ def in_the_step(config: LlamaConfig, optimizer: str, step: str) -> dict[str, int
 
 @twin
 def kept_by_a_block(config: LlamaConfig, batch: int, seq: int) -> int:
-    """The bytes that autograd saves in a block for these sequences: what twice as many add. Weights and rotary positions add nothing."""
+    """The bytes that autograd saves in a block for these sequences: what twice as many add. Weights and
+    rotary positions add nothing."""
 
     def saved(sequences: int) -> int:
         storages: dict[int, torch.UntypedStorage] = {}
@@ -101,10 +117,14 @@ def kept_by_a_block(config: LlamaConfig, batch: int, seq: int) -> int:
 
 
 @twin
-def gradient_of_all(weight: torch.Tensor, inputs: list[torch.Tensor], targets: list[torch.Tensor]) -> torch.Tensor:
+def gradient_of_all(
+    weight: torch.Tensor, inputs: list[torch.Tensor], targets: list[torch.Tensor]
+) -> torch.Tensor:
     """The gradient of the mean loss over all valid tokens of all ranks, in one process."""
     alone = weight.clone().requires_grad_()
-    loss = F.cross_entropy((torch.cat(inputs) @ alone).flatten(0, 1), torch.cat(targets).flatten(), ignore_index=IGNORED)
+    loss = F.cross_entropy(
+        (torch.cat(inputs) @ alone).flatten(0, 1), torch.cat(targets).flatten(), ignore_index=IGNORED
+    )
     return torch.autograd.grad(loss, alone)[0]
 
 

@@ -46,9 +46,8 @@ def same_state(
     )
     for part, message in messages.items():
         number = t.number(got[part], 'state_bytes(...)["{part}"]', part=part)
-        good = (
-            abs(number - want[part]) <= 0.02 * want[part] + 4096
-        )  # padding, and the optimiser's step counters
+        # padding, and the optimiser's step counters
+        good = abs(number - want[part]) <= 0.02 * want[part] + 4096
         t.that(
             bool(good),
             'stage {stage}, world {world}, {parameters} parameters: "{part}" is {got:.0f} bytes, measured '

@@ -69,10 +69,8 @@ def pieces_added(grad: Tensor, world: int) -> Tensor:
     return padded.view(world, size).sum(0).repeat(world)[: grad.numel()].view_as(grad)
 
 
-ADAMW = {
-    "name": "AdamW",
-    "options": {"lr": 0.05, "weight_decay": 0.1, "eps": 1e-15},
-}  # a small eps: the scale of gradients does not matter
+# a small eps: the scale of gradients does not matter
+ADAMW = {"name": "AdamW", "options": {"lr": 0.05, "weight_decay": 0.1, "eps": 1e-15}}
 
 
 def shapes_of_parameters(t, world: int, count: int = 3) -> list[tuple[int, ...]]:

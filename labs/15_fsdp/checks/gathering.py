@@ -190,9 +190,8 @@ def check_same_tensors(student, t):
 def check_freed(student, t):
     "The memory of whole parameters is freed"
     seed, width, first = t.integer(0, 999), 1254, t.integer(0, 3)
-    nudge = Nudge(
-        Kind.ALL_GATHER, rank=1, element=first, by=3.0
-    )  # of the first matrix, on its way from rank 0
+    # of the first matrix, on its way from rank 0
+    nudge = Nudge(Kind.ALL_GATHER, rank=1, element=first, by=3.0)
     run = student.ranks(scenarios.large_freed, [{"seed": seed, "width": width}] * 2, nudge=nudge)
     random = torch.Generator().manual_seed(seed)
     wholes = [torch.randn(width, width, generator=random) for _ in range(2)]

@@ -468,9 +468,8 @@ def state_run(student, t, world: int, compute=None, tied=False, buffer: Tensor |
     With the name of a frozen parameter: in the second call."""
     sizes = {**TINY, "tied_embeddings": tied}
     state, first = whole_state_of(t, sizes, torch.float32), t.integer(0, 2)
-    scales = [
-        2.0 ** (1 + (first + rank) % 3) for rank in range(world)
-    ]  # no rank knows the rows of the others
+    # no rank knows the rows of the others
+    scales = [2.0 ** (1 + (first + rank) % 3) for rank in range(world)]
     fixed = {"sizes": sizes, "state": state, "frozen": [frozen] if frozen else [], "compute": compute}
     inputs = [{**fixed, "buffer": buffer, "scale": scale} for scale in scales]
     run = student.ranks(scenarios.whole_state, inputs)
