@@ -62,6 +62,7 @@ ANSWERS = {
     "q4": Answer("b", "an update below half the distance of two neighbouring numbers is rounded away"),
     "q5": Answer(
         "c",
-        "weights, gradients and optimiser state do not depend on the batch, activations are proportional to it",
+        "weights, gradients and optimiser state do not depend on the batch, activations are proportional to "
+        "it",
     ),
 }

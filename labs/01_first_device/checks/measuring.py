@@ -1,13 +1,15 @@
-"""The visible checks of what is measured: times of steps, limits of formats, strides, and the search for a batch."""
+"""The visible checks of what is measured: times of steps, limits of formats, strides, and the search for a
+batch."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
 from dlo_lib.grading.checks.contract import check, scenario
-from dlo_lib.labkit.compare import entry, near, wrong_if
+from dlo_lib.labkit.compare import entry, near, same, wrong_if
 from dlo_lib.optim.precision.formats import FloatFormat
 
 from .twins import LAUNCH, queue_times
@@ -32,7 +34,8 @@ def timed(student, costs, busy, warmup, repeats, launch):
     return [student.step_times(step, synchronize, lambda: device["now"], warmup, repeats), device["steps"]]
 
 
-def times_of(student, t, warmup: int, busy: float = 0.0) -> tuple[list[float], int, dict]:
+def times_of(student, t, warmup: int, busy: float = 0.0) -> tuple[list[float], int, dict[str, Any]]:
+    """Return the student's times, the number of steps, and the case."""
     repeats = t.integer(3, 6)
     costs = [t.uniform(0.5, 1.0) for _ in range(warmup)] + [t.uniform(0.01, 0.1) for _ in range(repeats)]
     case = {"costs": costs, "busy": busy, "warmup": warmup, "repeats": repeats}
@@ -46,74 +49,69 @@ def check_times(student, t):
     "The clock runs from an idle device to an idle device"
     for _ in range(2):
         found, _, case = times_of(student, t, t.integer(2, 4))
+        want = queue_times(**case)
+        queued, late = (queue_times(**case, before=before, after=not before) for before in (True, False))
         mistakes = {
-            "The clock is read before the device has finished the step: it shows the time to fill the queue. Call synchronize() after step().": queue_times(
-                **case, before=True, after=False
+            "The clock is read before the device has finished the step: it shows the time to fill the "
+            "queue. Call synchronize() after step().": queued,
+            "The first time contains the work of the warm-up that was still in the queue: call "
+            "synchronize() before you read the clock.": late,
+            "The device is never waited for: the times are those to fill the queue.": queue_times(
+                **case, before=False, after=False
             ),
-            "The first time contains the work of the warm-up that was still in the queue: call synchronize() before you read the clock.": queue_times(
-                **case, before=False, after=True
-            ),
-            "The device is never waited for: the times are those to fill the queue.": queue_times(**case, before=False, after=False),
+            "The first time contains the work of the warm-up that was still in the queue: read the clock "
+            "after synchronize(), not before it.": [late[0] + LAUNCH, *late[1:]],
+            "All times are the mean of the steps: return the time of each step.": [sum(want) / len(want)]
+            * len(want),
         }
-        want = queue_times(**case, before=True, after=True)
-        late = queue_times(**case, before=False, after=True)
-        mistakes |= {
-            "The first time contains the work of the warm-up that was still in the queue: read the clock after synchronize(), not before it.": [
-                late[0] + LAUNCH,
-                *late[1:],
-            ],
-            "All times are the mean of the steps: return the time of each step.": [sum(want) / len(want)] * len(want),
-        }
-        if len(case["costs"]) == case["warmup"] + case["repeats"]:
-            wrong_if(t, found, want, mistakes)
-        cold = queue_times(case["costs"], 0.0, 0, case["repeats"], before=True, after=True)
+        wrong_if(t, found, want, mistakes)
+        cold = queue_times(case["costs"], 0.0, 0, case["repeats"])
         t.that(not near(found, cold), "not tested yet: the warm-up is measured, see the next check")
-        for number, (got, right) in enumerate(zip(found, want), 1):
-            message = "time {number} is {got:.4f} s; the step takes {want:.4f} s on this device"
-            t.that(bool(abs(got - right) < 1e-9), message, number=number, got=got, want=right)
+        same(t, found, want, "time {i}, in seconds of this device,", rtol=0, atol=1e-9)
 
 
 @check("timed", points=1)
 def check_warmup(student, t):
     "The warm-up runs and is not measured"
     found, steps, case = times_of(student, t, t.integer(2, 4))
-    total = case["warmup"] + case["repeats"]
+    warmup, repeats = case["warmup"], case["repeats"]
     t.that(any(value > 0 for value in found), "not tested yet: all times are 0, see the first check")
-    longest = max(case["costs"][case["warmup"] :])
-    message = "A time of {got:.2f} s is that of a step of the warm-up; measured steps take at most {most:.2f} s here."
+    longest = max(case["costs"][warmup:])
+    message = (
+        "A time of {got:.2f} s is that of a step of the warm-up; measured steps take at most {most:.2f} s."
+    )
     t.that(bool(max(found[1:]) <= longest + 2 * LAUNCH), message, got=max(found), most=longest)
     message = "{steps} steps ran: {warmup} of the warm-up and {repeats} measured ones are {total}"
-    t.that(steps == total, message, steps=steps, warmup=case["warmup"], repeats=case["repeats"], total=total)
+    values = {"steps": steps, "warmup": warmup, "repeats": repeats, "total": warmup + repeats}
+    t.that(steps == warmup + repeats, message, **values)
 
 
 # -- 2 · limits
 
 
-def format_of(student, t, exponent_bits: int, mantissa_bits: int) -> tuple[object, FloatFormat]:
-    return student.limits(exponent_bits, mantissa_bits), FloatFormat("drawn", exponent_bits, mantissa_bits, None)
-
-
 def same_limit(student, t, key: str, want, mistakes) -> None:
+    """A limit of drawn formats is right; ``want`` and the values of ``mistakes`` take the format."""
     for _ in range(3):
         bits = t.integer(3, 8), t.integer(2, 12)
-        got, entry_of = format_of(student, t, *bits)
-        value = entry(t, got, key, "limits(...)")
-        for message, wrong in mistakes.items():
-            t.that(not near(value, wrong(entry_of), rtol=1e-9, atol=0) or near(want(entry_of), wrong(entry_of), rtol=1e-9, atol=0), message)
-        message = "with {e} exponent bits and {m} mantissa bits, {key} is {got:.6g}, expected {want:.6g}"
-        right = want(entry_of)
-        t.that(near(value, right, rtol=1e-9, atol=0), message, e=bits[0], m=bits[1], key=key, got=value, want=right)
+        drawn = FloatFormat("drawn", *bits, None)
+        value = entry(t, student.limits(*bits), key, "limits(...)")
+        wrong = {message: mistake(drawn) for message, mistake in mistakes.items()}
+        what = "{key} with {e} exponent bits and {m} mantissa bits"
+        same(t, value, want(drawn), what, wrong, rtol=1e-9, atol=0, key=key, e=bits[0], m=bits[1])
 
 
 @check("limits", points=1)
 def check_largest(student, t):
     "The largest finite number"
     mistakes = {
-        "This uses the exponent of infinity: if all exponent bits are 1, the number is infinity or NaN. (The bias is 2 ** (e - 1) - 1.)": lambda f: (
-            2 * f.max
+        "This uses the exponent of infinity: if all exponent bits are 1, the number is infinity or NaN. "
+        "(The bias is 2 ** (e - 1) - 1.)": lambda f: 2 * f.max,
+        "This is the power of two alone: the mantissa of the largest number has all bits 1.": lambda f: (
+            2.0**f.bias
         ),
-        "This is the power of two alone: the mantissa of the largest number has all bits 1.": lambda f: 2.0**f.bias,
-        "The largest mantissa is 1.111...: with the leading 1 that is 2 - eps, not 1 - eps.": lambda f: f.max - 2.0**f.bias,
+        "The largest mantissa is 1.111...: with the leading 1 that is 2 - eps, not 1 - eps.": lambda f: (
+            f.max - 2.0**f.bias
+        ),
         "A mantissa with all bits 1 is 2 - eps, a little less than 2.": lambda f: 2.0 ** (f.bias + 1),
     }
     same_limit(student, t, "largest", lambda f: f.max, mistakes)
@@ -123,9 +121,8 @@ def check_largest(student, t):
 def check_smallest(student, t):
     "The smallest normal and the smallest subnormal number"
     mistakes = {
-        "This is 2 ** -bias: the field 0 is that of the subnormal numbers, so the smallest normal number has the field 1. (The bias is 2 ** (e - 1) - 1.)": lambda f: (
-            2.0**-f.bias
-        ),
+        "This is 2 ** -bias: the field 0 is that of the subnormal numbers, so the smallest normal number "
+        "has the field 1. (The bias is 2 ** (e - 1) - 1.)": lambda f: 2.0**-f.bias,
         "This is the smallest subnormal number.": lambda f: f.smallest_subnormal,
     }
     same_limit(student, t, "smallest_normal", lambda f: f.smallest_normal, mistakes)
@@ -139,26 +136,31 @@ def check_smallest(student, t):
 @check("limits", points=1)
 def check_eps(student, t):
     "The distance from 1 to the next number"
-    mistakes = {"This is half of the distance: the last bit of the mantissa is worth 2 ** -mantissa_bits.": lambda f: f.eps / 2}
-    same_limit(student, t, "eps", lambda f: f.eps, mistakes)
+    half = "This is half of the distance: the last bit of the mantissa is worth 2 ** -mantissa_bits."
+    same_limit(student, t, "eps", lambda f: f.eps, {half: lambda f: f.eps / 2})
 
 
 # -- 6 · strides
 
 
 def same_strides(student, t, channels_last: bool) -> None:
+    """The strides of drawn shapes are those of PyTorch."""
+    layouts = (torch.contiguous_format, torch.channels_last)
     for _ in range(2):
         shape = tuple(t.integer(2, 9) for _ in range(4))
-        layout = torch.channels_last if channels_last else torch.contiguous_format
-        want = torch.empty(shape, memory_format=layout).stride()
-        other = torch.empty(shape, memory_format=torch.contiguous_format if channels_last else torch.channels_last).stride()
+        strides = [torch.empty(shape, memory_format=layout).stride() for layout in layouts]
+        want, other = strides[::-1] if channels_last else strides
         got = student.strides(shape, channels_last)
         t.that(type(got) in (tuple, list) and len(got) == 4, "strides(...) should return four numbers")
         found = tuple(t.number(value, "a stride") for value in got)
         t.that(found != other, "These are the strides of the other layout.")
         rows = channels_last and found == (want[0], 1, shape[2] * shape[1], shape[1])
-        t.that(not rows or shape[2] == shape[3], "The next row is one width further, not one height: width × channels numbers.")
-        message = "the strides of {shape} are {got}, expected {want}: how far is it to the next image, channel, row and column?"
+        message = "The next row is one width further, not one height: width × channels numbers."
+        t.that(not rows or shape[2] == shape[3], message)
+        message = (
+            "the strides of {shape} are {got}, expected {want}: how far is it to the next image, channel, "
+            "row and column?"
+        )
         t.that(found == want, message, shape=shape, got=found, want=want)
 
 
@@ -192,24 +194,23 @@ def check_line(student, t):
         want = t.integer(20, 60)
         capacity = fixed + per_sample * (want + t.uniform(0.6, 0.9))
         got = t.number(student.batch_on_line(measured, capacity), "batch_on_line(...)")
-        small = min(measured)
+        (small, least), (large, most) = sorted(measured.items())
+        without_samples = math.floor((capacity - least) * (large - small) / (most - least))
         mistakes = {
-            "The memory does not grow from 0: subtract the fixed part (weights, gradients, optimiser) before you divide.": math.floor(
-                capacity / per_sample
-            ),
-            "This is the memory of one measurement divided by its batch: that counts the fixed part once for each sample.": math.floor(
-                capacity * small / measured[small]
-            ),
-            "The smaller measurement is taken for the fixed part: it contains {small} samples, subtract them first.": math.floor(
-                (capacity - measured[small]) * (max(measured) - small) / (measured[max(measured)] - measured[small])
-            ),
+            "The memory does not grow from 0: subtract the fixed part (weights, gradients, optimiser) "
+            "before you divide.": math.floor(capacity / per_sample),
+            "This is the memory of one measurement divided by its batch: that counts the fixed part once "
+            "for each sample.": math.floor(capacity * small / least),
+            "The smaller measurement is taken for the fixed part: it contains {small} samples, subtract "
+            "them first.": without_samples,
             "The result is rounded up: that batch does not fit.": want + 1,
         }
         wrong_if(t, got, want, mistakes, small=small)
         t.that(got == want, "batch_on_line(...) is {got}, expected {want}", got=got, want=want)
         turned = dict(sorted(measured.items(), reverse=True))
         got = t.number(student.batch_on_line(turned, capacity), "batch_on_line(...)")
-        t.that(got == want, "the result depends on the order of the two points: {got}, expected {want}", got=got, want=want)
+        message = "the result depends on the order of the two points: {got}, expected {want}"
+        t.that(got == want, message, got=got, want=want)
     measured, fixed, _ = on_line(t)
     got = t.number(student.batch_on_line(measured, fixed * t.uniform(0.2, 0.8)), "batch_on_line(...)")
     t.that(got == 0, "not even one sample fits, so the result is 0; batch_on_line(...) is {got}", got=got)
@@ -217,12 +218,14 @@ def check_line(student, t):
 
 @scenario
 def searched(student, threshold, limit):
-    """The batch that the student finds if `threshold` is the largest that fits, and the batches that were tried."""
+    """The batch that the student finds if `threshold` is the largest that fits, and the batches that were
+    tried."""
     tried = []
+    endless = "5000 batches were tried: the search does not end. Each try has to make the interval smaller."
 
     def fits(batch):
         if len(tried) == 5000:  # more than any limit here
-            raise RuntimeError("5000 batches were tried: the search does not end. Each try has to make the interval smaller.")
+            raise RuntimeError(endless)
         tried.append(int(batch))
         return batch <= threshold
 
@@ -243,14 +246,11 @@ def check_search(student, t):
         want = t.integer(40, limit - 10)
         got, _ = search_of(student, t, want, limit)
         power = 2 ** int(math.log2(want))
-        t.that(
-            got != power or power == want,
-            "{got} is the last of the doubled sizes that fits; search between it and {double}.",
-            got=got,
-            double=2 * power,
-        )
+        message = "{got} is the last of the doubled sizes that fits; search between it and {double}."
+        t.that(got != power or power == want, message, got=got, double=2 * power)
         t.that(got != want + 1, "{got} does not fit: the largest batch that fits is one smaller", got=got)
-        t.that(got == want, "largest_batch(...) is {got}, but {want} fits and {more} does not", got=got, want=want, more=want + 1)
+        message = "largest_batch(...) is {got}, but {want} fits and {more} does not"
+        t.that(got == want, message, got=got, want=want, more=want + 1)
     got, _ = search_of(student, t, 0, limit)
     t.that(got == 0, "not even one sample fits, so the result is 0; largest_batch(...) is {got}", got=got)
 
@@ -258,11 +258,15 @@ def check_search(student, t):
 @check("search", points=1, seconds=20)
 def check_tries(student, t):
     "A few tries are enough"
-    limit = t.integer(1500, 3000)
-    got, tried = search_of(student, t, want := t.integer(700, 1400), limit)
-    t.that(abs(got - want) < 700 and len(tried) > 0, "not tested yet: {got} is far from the largest batch, {want}", got=got, want=want)
+    limit, want = t.integer(1500, 3000), t.integer(700, 1400)
+    got, tried = search_of(student, t, want, limit)
+    message = "not tested yet: {got} is far from the largest batch, {want}"
+    t.that(abs(got - want) < 700 and len(tried) > 0, message, got=got, want=want)
     most = 2 * math.log2(limit) + 2
-    message = "{tries} tries for a limit of {limit}: doubling and bisection need at most {most:.0f}, and each try costs a training step"
+    message = (
+        "{tries} tries for a limit of {limit}: doubling and bisection need at most {most:.0f}, and each try "
+        "costs a training step"
+    )
     t.that(len(tried) <= most, message, tries=len(tried), limit=limit, most=most)
 
 
@@ -271,14 +275,17 @@ def check_limit(student, t):
     "Nothing above the limit is tried"
     limit = t.integer(70, 120)
     got, tried = search_of(student, t, 10 * limit, limit)
+    largest = max(tried, default=0)
     message = "a batch of {largest} was tried: there are only {limit} samples"
-    t.that(max(tried, default=0) <= limit, message, largest=max(tried, default=0), limit=limit)
-    t.that(got == limit, "every batch fits here, so the largest is the limit, {limit}; largest_batch(...) is {got}", limit=limit, got=got)
+    t.that(largest <= limit, message, largest=largest, limit=limit)
+    message = "every batch fits here, so the largest is the limit, {limit}; largest_batch(...) is {got}"
+    t.that(got == limit, message, limit=limit, got=got)
 
 
 @scenario
 def outcomes(student, batch, words):
-    """What the student's `fits` returns or raises: for a run that works, one without memory, and one with a mistake."""
+    """What the student's `fits` returns or raises: for a run that works, one without memory, and one with a
+    mistake."""
     import torch
 
     ran, seen = [], []
@@ -303,24 +310,19 @@ def outcomes(student, batch, words):
     return [ran, *seen]
 
 
-def near_text(got: object, batch: int) -> bool:
-    """Whether ``got`` is the text of the error that the run raised."""
-    return type(got) is str and str(batch + 1) in got
-
-
 @check("search", points=1, seconds=20)
 def check_fits(student, t):
     "Out of memory means False, and no other error does"
     batch = t.integer(3, 99)
-    ran, works, too_large, wrong = t.items(
-        student.run(outcomes, batch=batch, words=f"shapes {batch} and {batch + 1} do not match"), 4, "the result"
-    )
+    result = student.run(outcomes, batch=batch, words=f"shapes {batch} and {batch + 1} do not match")
+    ran, works, too_large, wrong = t.items(result, 4, "the result")
     t.that(ran == [batch], "run is called with {got}, expected one call with {batch}", got=ran, batch=batch)
     t.that(works is True, "a step that runs should give True, not {got}", got=works)
     t.that(too_large is False, "torch.OutOfMemoryError should give False, not {got}", got=too_large)
     message = (
-        "A RuntimeError that is no torch.OutOfMemoryError was caught: a mistake in the program looks like a batch that is too large. "
-        "Catch torch.OutOfMemoryError only."
+        "A RuntimeError that is no torch.OutOfMemoryError was caught: a mistake in the program looks like a "
+        "batch that is too large. Catch torch.OutOfMemoryError only."
     )
     t.that(wrong not in (True, False), message)
-    t.that(near_text(wrong, batch), "another error should reach its author, but {got} came out", got=wrong)
+    reached = type(wrong) is str and str(batch + 1) in wrong
+    t.that(reached, "another error should reach its author, but {got} came out", got=wrong)

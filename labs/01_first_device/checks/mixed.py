@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from dlo_lib.grading.checks.contract import check, scenario
-from dlo_lib.labkit.compare import near, wrong_if
+from dlo_lib.labkit.compare import near, same, wrong_if
 
 from .twins import descent16
 
@@ -14,7 +17,8 @@ from .twins import descent16
 
 @scenario
 def mixed(student, seed_weights, batches, low, max_norm, rate, scale, interval, overflow_at):
-    """The losses, the weights after each step, the scales, what a layer saw: its dtype, and autocast in its backward, and autocast at the loss."""
+    """The losses, the weights after each step, the scales, what a layer saw: its dtype, and autocast in its
+    backward, and autocast at the loss."""
     import warnings
 
     import torch
@@ -32,8 +36,8 @@ def mixed(student, seed_weights, batches, low, max_norm, rate, scale, interval, 
     class Watched(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.first = torch.nn.Linear(seed_weights[0].shape[1], seed_weights[0].shape[0], bias=False)
-            self.second = torch.nn.Linear(seed_weights[1].shape[1], seed_weights[1].shape[0], bias=False)
+            sizes = [(weight.shape[1], weight.shape[0]) for weight in seed_weights]
+            self.first, self.second = (torch.nn.Linear(*size, bias=False) for size in sizes)
             self.number = 0
 
         def forward(self, x):
@@ -49,24 +53,27 @@ def mixed(student, seed_weights, batches, low, max_norm, rate, scale, interval, 
 
     model = Watched()
     with torch.no_grad():
-        model.first.weight.copy_(seed_weights[0])
-        model.second.weight.copy_(seed_weights[1])
+        for parameter, weight in zip(model.parameters(), seed_weights):
+            parameter.copy_(weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=interval)
     losses, weights, scales = [], [], []
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[low]
     for images, labels in batches:
-        dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[low]
         with Losses():
             loss = student.mixed_step(model, optimizer, scaler, images, labels, dtype, max_norm)
         losses.append(loss if isinstance(loss, (int, float)) else str(type(loss).__name__))
-        weights.append([model.first.weight.detach().clone(), model.second.weight.detach().clone()])
+        weights.append([parameter.detach().clone() for parameter in model.parameters()])
         scales.append(float(scaler.get_scale()))
     return [losses, weights, scales, seen, backward, at_loss]
 
 
-def mixed_case(t, low: str, steps: int = 2, overflow_at: int = -1) -> dict:
+def mixed_case(t, low: str, steps: int = 2, overflow_at: int = -1) -> dict[str, Any]:
     inside, hidden, classes = t.integer(3, 5), t.integer(4, 6), t.integer(3, 4)
-    batches = [[t.normal(6, inside), torch.tensor([t.integer(0, classes - 1) for _ in range(6)])] for _ in range(steps)]
+    batches = [
+        [t.normal(6, inside), torch.tensor([t.integer(0, classes - 1) for _ in range(6)])]
+        for _ in range(steps)
+    ]
     return {
         "seed_weights": [t.normal(hidden, inside), t.normal(classes, hidden)],
         "batches": batches,
@@ -79,40 +86,38 @@ def mixed_case(t, low: str, steps: int = 2, overflow_at: int = -1) -> dict:
     }
 
 
-def fp32_twin(case: dict, mistake: str = "") -> tuple[list[float], list[list[torch.Tensor]]]:
+def fp32_twin(case: dict[str, Any], mistake: str = "") -> tuple[list[float], list[list[Tensor]]]:
     """The losses and weights of the same steps in fp32, or those of a mistake."""
-    first, second = (weight.clone() for weight in case["seed_weights"])
-    total = [torch.zeros_like(first), torch.zeros_like(second)]
+    current = [weight.clone() for weight in case["seed_weights"]]
+    total = [torch.zeros_like(weight) for weight in current]
     losses, weights = [], []
     for images, labels in case["batches"]:
-        leaves = [first.clone().requires_grad_(), second.clone().requires_grad_()]
-        loss = torch.nn.functional.cross_entropy(torch.tanh(images @ leaves[0].T) @ leaves[1].T, labels)
+        first, second = leaves = [weight.clone().requires_grad_() for weight in current]
+        loss = torch.nn.functional.cross_entropy(torch.tanh(images @ first.T) @ second.T, labels)
         grads = list(torch.autograd.grad(loss, leaves))
-        if mistake == "accumulated":  # what is left of the step before is no longer scaled, so the division makes it small
+        if (
+            mistake == "accumulated"
+        ):  # the rest of the step before is unscaled, so the division makes it small
             grads = [old / case["scale"] + new for old, new in zip(total, grads)]
         norm = float(torch.cat([grad.flatten() for grad in grads]).norm())
-        factor = min(1.0, case["max_norm"] / (norm + 1e-6))
         if mistake == "scaled clip":
-            factor = min(1.0, case["max_norm"] / (norm * case["scale"] + 1e-6))
-        if mistake == "no clip":
-            factor = 1.0
+            norm *= case["scale"]
+        factor = 1.0 if mistake == "no clip" else min(1.0, case["max_norm"] / (norm + 1e-6))
         total = [factor * grad for grad in grads]
-        first, second = (weight - case["rate"] * step for weight, step in zip((first, second), total))
+        current = [weight - case["rate"] * step for weight, step in zip(current, total)]
         losses.append(float(loss.detach()))
-        weights.append([first, second])
+        weights.append(current)
     return losses, weights
 
 
-def mixed_of(student, t, case: dict):
-    losses, weights, scales, seen, backward, at_loss = t.items(student.run(mixed, **case), 6, "the result")
+def mixed_of(student, t, case: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what the scenario ``mixed`` returns, after a check of its lengths."""
+    losses, weights, scales, seen, *rest = t.items(student.run(mixed, **case), 6, "the result")
     count = len(case["batches"])
-    t.that(
-        type(seen) is list and len(seen) == count,
-        "the model was called {got} times in {count} steps: once a step",
-        got=len(seen),
-        count=count,
-    )
-    return t.items(losses, count, "the losses"), t.items(weights, count, "the weights"), scales, seen, backward, at_loss
+    message = "the model was called {got} times in {count} steps: once a step"
+    t.that(type(seen) is list and len(seen) == count, message, got=len(seen), count=count)
+    t.items(losses, count, "the losses")
+    return losses, t.items(weights, count, "the weights"), scales, seen, *rest
 
 
 @check("mixed", points=3, seconds=30)
@@ -121,27 +126,26 @@ def check_mixed_weights(student, t):
     case = mixed_case(t, "fp32")
     _, weights, _, seen, *_ = mixed_of(student, t, case)
     message = "the layers ran in {dtype} with dtype=torch.float32: pass `dtype` to torch.autocast"
-    t.that(all(dtype == "torch.float32" for dtype in seen), message, dtype=str(seen[0]).removeprefix("torch."))
-    _, want = fp32_twin(case)
-    clipped_scaled = "The scaled gradients were clipped, and divided by the scale afterwards: call scaler.unscale_ before clipping."
-    mistakes = {
-        clipped_scaled: fp32_twin(case, "scaled clip")[1],
-        "The gradients are not clipped.": fp32_twin(case, "no clip")[1],
-        "The gradients of the step before are still there: clear them first.": fp32_twin(case, "accumulated")[1],
-        "The weights do not change.": [case["seed_weights"]] * len(want),
-    }
-    flat = [value for row in weights for value in row]
-    wrong_if(
-        t,
-        flat,
-        [value for row in want for value in row],
-        {text: [v for row in wrong for v in row] for text, wrong in mistakes.items()},
-        rtol=1e-3,
-        atol=1e-5,
+    t.that(
+        all(dtype == "torch.float32" for dtype in seen), message, dtype=str(seen[0]).removeprefix("torch.")
     )
+    _, want = fp32_twin(case)
+    wrong = {
+        "The scaled gradients were clipped, and divided by the scale afterwards: call scaler.unscale_ "
+        "before clipping.": "scaled clip",
+        "The gradients are not clipped.": "no clip",
+        "The gradients of the step before are still there: clear them first.": "accumulated",
+    }
+    mistakes = {message: flat(fp32_twin(case, mistake)[1]) for message, mistake in wrong.items()}
+    mistakes["The weights do not change."] = flat([case["seed_weights"]] * len(want))
+    wrong_if(t, flat(weights), flat(want), mistakes, rtol=1e-3, atol=1e-5)
     for step, (got, right) in enumerate(zip(weights, want), 1):
-        for name, mine, twin in zip(("first", "second"), got, right):
-            t.close(mine, twin, "the {name} weight after step {step}", rtol=1e-3, atol=1e-5, name=name, step=step)
+        what = "weight {i} after step {step}"
+        same(t, got, right, what, rtol=1e-3, atol=1e-5, step=step)
+
+
+def flat(rows: list[list[Tensor]]) -> list[Tensor]:
+    return [value for row in rows for value in row]
 
 
 @check("mixed", points=2, seconds=30)
@@ -149,10 +153,19 @@ def check_autocast(student, t):
     "Forward runs in the low precision, backward outside of autocast"
     case = mixed_case(t, "bf16")
     losses, _, _, seen, backward, at_loss = mixed_of(student, t, case)
-    message = "the layers ran in {dtype}, expected bfloat16: the forward belongs inside of torch.autocast(..., dtype=dtype)"
-    t.that(all(dtype == "torch.bfloat16" for dtype in seen), message, dtype=seen[0].removeprefix("torch."))
-    t.that(all(at_loss), "the loss is computed outside of autocast: F.cross_entropy belongs inside of the `with` block, too")
-    t.that(len(backward) == len(seen), "there were {got} backwards in {want} steps", got=len(backward), want=len(seen))
+    message = (
+        "the layers ran in {dtype}, expected bfloat16: the forward belongs inside of torch.autocast(..., "
+        "dtype=dtype)"
+    )
+    t.that(
+        all(dtype == "torch.bfloat16" for dtype in seen), message, dtype=str(seen[0]).removeprefix("torch.")
+    )
+    message = (
+        "the loss is computed outside of autocast: F.cross_entropy belongs inside of the `with` block, too"
+    )
+    t.that(all(at_loss), message)
+    message = "there were {got} backwards in {want} steps"
+    t.that(len(backward) == len(seen), message, got=len(backward), want=len(seen))
     t.that(not any(backward), "backward ran inside of autocast: end the `with` block before it")
     want, _ = fp32_twin(case)
     value, right = t.number(losses[0], "the loss of the first step"), want[0]
@@ -165,9 +178,14 @@ def check_updated(student, t):
     "After an overflow the scale falls and the weights stay"
     case = mixed_case(t, "fp32", steps=3, overflow_at=1)
     _, weights, scales, *_ = mixed_of(student, t, case)
-    t.that(not near(weights[0], case["seed_weights"]), "not tested yet: the first step changes no weight, see the first check")
-    t.that(near(weights[1], weights[0], rtol=0, atol=0), "an overflow in step 2 changed the weights: use scaler.step(optimizer)")
-    message = "after an overflow the scale is {got:.4g}, expected {want:.4g}: call scaler.update() at the end of the step"
+    message = "not tested yet: the first step changes no weight, see the first check"
+    t.that(not near(weights[0], case["seed_weights"]), message)
+    message = "an overflow in step 2 changed the weights: use scaler.step(optimizer)"
+    t.that(near(weights[1], weights[0], rtol=0, atol=0), message)
+    message = (
+        "after an overflow the scale is {got:.4g}, expected {want:.4g}: call scaler.update() at the end of "
+        "the step"
+    )
     t.that(scales[1] == case["scale"] / 2, message, got=scales[1], want=case["scale"] / 2)
 
 
@@ -190,19 +208,28 @@ def mastered(student, starts, gradients, rate):
     return [[weight.detach() for weight in weights], masters, same]
 
 
-def masters_case(t, dtype: torch.dtype = torch.bfloat16) -> dict:
-    """Updates that are smaller than the resolution of the weights; the second weight has no gradient in some steps."""
+def masters_case(t, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+    """Updates that are smaller than the resolution of the weights; the second weight has no gradient in some
+    steps."""
+
+    def drawn(size: int) -> Tensor:
+        return (1 + 0.3 * t.normal(size)).to(dtype)
+
     steps = t.integer(30, 50)
     starts = [(1 + t.normal(4).abs()).to(dtype), (1 + t.normal(3).abs()).to(dtype)]
     frozen = {t.integer(1, steps - 1) for _ in range(5)}
-    gradients = [
-        [(1 + 0.3 * t.normal(4)).to(dtype), None if step in frozen else (1 + 0.3 * t.normal(3)).to(dtype)] for step in range(steps)
-    ]
+    gradients = [[drawn(4), None if step in frozen else drawn(3)] for step in range(steps)]
     return {"starts": starts, "gradients": gradients, "rate": 0.0013}
 
 
+def in_fp32(case: dict[str, Any]) -> dict[str, Any]:
+    """The same case with weights in fp32, which are what masters should be."""
+    return case | {"starts": [start.float() for start in case["starts"]]}
+
+
 ROUNDED_AWAY = (
-    "Each update is below the resolution of bf16 and is rounded away: update the master itself, and never make it anew from the weight."
+    "Each update is below the resolution of bf16 and is rounded away: update the master itself, and never "
+    "make it anew from the weight."
 )
 
 
@@ -212,34 +239,37 @@ def check_masters(student, t):
     case = masters_case(t)
     weights, masters, _ = t.items(student.run(mastered, **case), 3, "the result")
     found = t.items(weights, 2, "the weights")
-    want = descent16(**case)
-    right = descent16([start.float() for start in case["starts"]], case["gradients"], case["rate"])
-    message = "The masters move, and the weights do not: `weight = ...` gives the name to another tensor. Use weight.copy_(master)."
-    kept = near(t.items(masters, 2, "the masters"), right, rtol=1e-4) and near(found, case["starts"])
-    t.that(not kept, message)
-    for index, (got, right) in enumerate(zip(found, want)):
-        mistakes = {
-            ROUNDED_AWAY: descent16(**case, way="no master")[index],
-            ROUNDED_AWAY + " It is lost again in each step.": descent16(**case, way="new master")[index],
-            "The weight is that of the start: round the master into it.": case["starts"][index],
-        }
-        wrong_if(t, got, right, mistakes)
-        t.close(got, right, "weight {index} after {steps} steps", index=index, steps=len(case["gradients"]))
+    message = (
+        "The masters move, and the weights do not: `weight = ...` gives the name to another tensor. Use "
+        "weight.copy_(master)."
+    )
+    moved = near(t.items(masters, 2, "the masters"), descent16(**in_fp32(case)), rtol=1e-4)
+    t.that(not (moved and near(found, case["starts"])), message)
+    mistakes = {
+        ROUNDED_AWAY: descent16(**case, way="no master"),
+        ROUNDED_AWAY + " It is lost again in each step.": descent16(**case, way="new master"),
+        "The weight is that of the start: round the master into it.": case["starts"],
+    }
+    what = "weight {i} after {steps} steps"
+    for i, (got, right) in enumerate(zip(found, descent16(**case))):
+        wrong_if(t, got, right, {message: weights[i] for message, weights in mistakes.items()})
+        t.close(got, right, what, i=i, steps=len(case["gradients"]))
 
 
 @check("masters", points=1, seconds=30)
 def check_product(student, t):
     "The masters are updated in fp32"
     case = masters_case(t)
-    _, masters, same = t.items(student.run(mastered, **case), 3, "the result")
-    masters = t.items(masters, 2, "the masters")
-    want = descent16([start.float() for start in case["starts"]], case["gradients"], case["rate"])
-    rounded = descent16([start.float() for start in case["starts"]], case["gradients"], case["rate"], way="product in 16 bits")
-    for index, (got, right) in enumerate(zip(masters, want)):
-        t.that(not near(got, case["starts"][index].float()), "not tested yet: the masters do not change, see the first check")
-        message = "The product of rate and gradient was rounded to bf16: convert the gradient to fp32 first."
-        wrong_if(t, got, right, {message: rounded[index]}, rtol=2e-6, atol=0)
-        t.close(got, right, "master {index}", rtol=2e-6, atol=0, index=index)
-    t.that(
-        same is True, "weights or masters are new tensors: change them in place (sub_, copy_), because a model and a checkpoint hold them"
+    _, masters, in_place = t.items(student.run(mastered, **case), 3, "the result")
+    exact = {"rtol": 2e-6, "atol": 0}
+    want, rounded = (descent16(**in_fp32(case), way=way) for way in ("right", "product in 16 bits"))
+    for got, start in zip(t.items(masters, 2, "the masters"), case["starts"]):
+        message = "not tested yet: the masters do not change, see the first check"
+        t.that(not near(got, start.float()), message)
+    message = "The product of rate and gradient was rounded to bf16: convert the gradient to fp32 first."
+    same(t, masters, want, "master {i}", {message: rounded}, **exact)
+    message = (
+        "weights or masters are new tensors: change them in place (sub_, copy_), because a model and a "
+        "checkpoint hold them"
     )
+    t.that(in_place is True, message)

@@ -1,4 +1,5 @@
-"""What the results are compared with: a simulated device, the library's scaler, and the steps in plain arithmetic."""
+"""What the results are compared with: a simulated device, the library's scaler, and the steps in plain
+arithmetic."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ LAUNCH = 0.001
 """Seconds in which a call of the simulated device puts its work into the queue."""
 
 
-def queue_times(costs: list[float], busy: float, warmup: int, repeats: int, before: bool, after: bool) -> list[float]:
+def queue_times(
+    costs: list[float], busy: float, warmup: int, repeats: int, before: bool = True, after: bool = True
+) -> list[float]:
     """The times that a clock shows around the steps of a device with a queue.
 
-    ``costs``: the seconds of work of each step; ``busy``: the work in the queue at the start; ``before`` and ``after``: whether the
-    device is waited for at that end of a measurement.
+    ``costs``: the seconds of work of each step; ``busy``: the work in the queue at the start; ``before`` and
+    ``after``: whether the device is waited for at that end of a measurement.
     """
     now, free = 0.0, busy
 
@@ -42,11 +45,14 @@ def queue_times(costs: list[float], busy: float, warmup: int, repeats: int, befo
     return times
 
 
-def scaled_run(weight: Tensor, inputs: list[Tensor], rate: float, options: dict, mistake: str = "") -> tuple[list[Tensor], list[float]]:
-    """The weights and the scales after each step of a run with momentum 0.9; the loss is the sum of weight times input.
+def scaled_run(
+    weight: Tensor, inputs: list[Tensor], rate: float, options: dict, mistake: str = ""
+) -> tuple[list[Tensor], list[float]]:
+    """The weights and the scales after each step of a run with momentum 0.9; the loss is the sum of weight
+    times input.
 
-    ``mistake``: "momentum" steps with zero gradients after an overflow, "no count" lets the count of good steps run on, "no skip"
-    applies gradients that are not finite, "one count" never restarts the count after a growth.
+    ``mistake``: "momentum" steps with zero gradients after an overflow, "no count" lets the count of good
+    steps run on.
     """
     weight, velocity = weight.clone(), None
     scale, good = options["init_scale"], 0
@@ -56,14 +62,14 @@ def scaled_run(weight: Tensor, inputs: list[Tensor], rate: float, options: dict,
         finite = bool(torch.isfinite(x * scale).all())
         if not finite and mistake == "momentum":
             grad = torch.zeros_like(x)
-        if finite or mistake in ("momentum", "no skip"):
+        if finite or mistake == "momentum":
             velocity = grad.clone() if velocity is None else 0.9 * velocity + grad
             weight = weight - rate * velocity
         if finite:
             good += 1
-            if (good % options["growth_interval"] == 0) if mistake == "one count" else (good == options["growth_interval"]):
+            if good == options["growth_interval"]:
                 scale *= options["growth_factor"]
-                good = good if mistake == "one count" else 0
+                good = 0
         else:
             scale *= options["backoff_factor"]
             good = good if mistake == "no count" else 0
@@ -86,11 +92,13 @@ def library_scales(overflows: list[bool], options: dict) -> list[float]:
     return scales
 
 
-def descent16(starts: list[Tensor], gradients: list[list[Tensor | None]], rate: float, way: str = "right") -> list[Tensor]:
+def descent16(
+    starts: list[Tensor], gradients: list[list[Tensor | None]], rate: float, way: str = "right"
+) -> list[Tensor]:
     """The 16-bit weights after all steps; ``gradients[step][i]`` is that of weight i, or None.
 
-    ``way``: "right", or a mistake: "no master" updates the weights themselves, "new master" makes the master anew from the weight in each
-    step, "product in 16 bits" multiplies before the conversion.
+    ``way``: "right", or a mistake: "no master" updates the weights themselves, "new master" makes the master
+    anew from the weight in each step, "product in 16 bits" multiplies before the conversion.
     """
     weights = [start.clone() for start in starts]
     masters = [start.float() for start in starts]
