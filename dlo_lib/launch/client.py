@@ -26,7 +26,7 @@ from dlo_lib.base.interpreter import trusted_python
 from dlo_lib.base.ranks_idle import idle_minutes
 from dlo_lib.comm.deadlock.board import Board
 from dlo_lib.launch.frames import stack_as_traceback
-from dlo_lib.launch.rank import LOOPBACK
+from dlo_lib.launch.meeting import LOOPBACK, MeetingFiles, shared_file
 from dlo_lib.launch.seed import Seed, SeededServer
 from dlo_lib.launch.server import READY, REPORT, REQUEST, ServerRequest
 
@@ -168,7 +168,7 @@ class Launch:
         job: a pickled ``rank.LaunchSpec``.
         modules: what the server imports before it forks the ranks.
         ranks: those of this machine; None: all.
-        listener: for the store that rank 0 serves to other machines; None: it serves this machine.
+        meeting: where the ranks meet, if other machines have some of them; None: all are on this machine.
     """
 
     def __init__(
@@ -177,32 +177,41 @@ class Launch:
         job: bytes,
         modules: Sequence[str] = (),
         ranks: range | None = None,
-        listener: socket.socket | None = None,
+        meeting: MeetingFiles | None = None,
     ) -> None:
         self.ranks = range(world_size) if ranks is None else ranks
         self.files: list[RankFiles] = []  # in the order of ``ranks``
         self.control = _open_launch(modules)
         self.board = Board(world_size)
+        self._meeting: MeetingFiles | None = None
         try:
-            # The job is written once for all ranks. The listener is for the store that rank 0 serves: its
-            # port is taken from now on, so two launches never use the same one.
-            with shared_file() as shared, contextlib.ExitStack() as stack:
+            # The job is written once for all ranks.
+            with shared_file() as shared:
                 shared.write(job)
                 shared.flush()
-                if listener is None and 0 in self.ranks:
-                    listener = stack.enter_context(listener_for(world_size, LOOPBACK))
+                if meeting is None and 0 in self.ranks:
+                    meeting = MeetingFiles(world_size, LOOPBACK)
+                self.meet(meeting)
                 for rank in self.ranks:
-                    self.files.append(self._fork(rank, shared.fileno(), listener))
+                    self.files.append(self._fork(rank, shared.fileno(), meeting))
+                if meeting is not None:
+                    meeting.close()
         except BaseException:
             self.close()
             raise
 
-    def replace(self, rank: int, job: bytes, listener: socket.socket | None) -> None:
+    def meet(self, meeting: MeetingFiles | None) -> None:
+        """Note where the ranks meet from now on, and remove what was left of where they met before."""
+        if self._meeting is not None:
+            self._meeting.remove()
+        self._meeting = meeting
+
+    def replace(self, rank: int, job: bytes, meeting: MeetingFiles | None) -> None:
         """Fork a new process for a rank whose process has ended."""
         with shared_file() as shared:
             shared.write(job)
             shared.flush()
-            files = self._fork(rank, shared.fileno(), listener)
+            files = self._fork(rank, shared.fileno(), meeting)
         index = self.ranks.index(rank)
         self.files[index].close()
         self.files[index] = files
@@ -215,12 +224,12 @@ class Launch:
         """Return why no more ends of ranks will be reported."""
         return "the process that forks the ranks was killed (out of memory?): call again to start a new one"
 
-    def _fork(self, rank: int, job: int, listener: socket.socket | None) -> RankFiles:
+    def _fork(self, rank: int, job: int, meeting: MeetingFiles | None) -> RankFiles:
         ours, theirs, write = connect_rank()
         try:
             its = [theirs.fileno(), write, ours.stack_file.fileno(), job, self.board.descriptor]
-            if listener is not None:
-                its.append(listener.fileno())
+            if meeting is not None:
+                its += meeting.descriptors
             socket.send_fds(self.control, [REQUEST.pack(ServerRequest.FORK, rank)], its)
         except BaseException:
             ours.close()
@@ -269,6 +278,7 @@ class Launch:
     def close(self) -> None:
         """Stop the ranks and close all connections."""
         self.stop()
+        self.meet(None)
         self.board.close()
         for files in self.files:
             files.close()
@@ -290,18 +300,6 @@ def connect_rank() -> tuple[RankFiles, socket.socket, int]:
     os.set_blocking(read, False)
     channel.setblocking(False)
     return RankFiles(channel, read, shared_file()), theirs, write
-
-
-def listener_for(world_size: int, host: str) -> socket.socket:
-    """Return a listening socket for the store of ``world_size`` ranks; host "" is all interfaces."""
-    return socket.create_server((host, 0), backlog=max(128, world_size))
-
-
-def shared_file() -> IO[bytes]:
-    """Return a file without a name (in memory on Linux), of which nothing is left after a kill."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("dlo-launch"), "wb+", buffering=0)
-    return tempfile.TemporaryFile(buffering=0)
 
 
 def _size(file: IO[bytes]) -> int:

@@ -45,6 +45,7 @@ from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.comm.tracing.trace import Trace
 from dlo_lib.launch.failure import STACK_SIGNAL, describe_error, is_communication_error, lost_a_worker
 from dlo_lib.launch.frames import register_sources
+from dlo_lib.launch.meeting import LOOPBACK, Meeting
 from dlo_lib.launch.place import BACKENDS, use_loopback
 from dlo_lib.launch.values import pack_result, unpack_call
 
@@ -53,7 +54,7 @@ RETURNED, RAISED = b"V", b"E"
 SEED = 0
 UNEXPLAINED_S = 120
 """The longest wait of a call for other ranks, in seconds, where deadlocks should be explained and cannot."""
-LOOPBACK = "127.0.0.1"
+
 _WORKER_S = 3.0  # after a broken connection to a worker process: time for its end to show
 WARM_PACKAGES = frozenset({"torch", "dlo_lib", "numpy", "sympy", "networkx", "safetensors", "_pytest"})
 """What ranks have imported of these the server imports too: they start no thread and touch no GPU while they
@@ -91,24 +92,6 @@ class LaunchSpec:
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Where the ranks of a process group meet: the store that rank 0 serves.
-
-    Attributes:
-        listener: its listening socket, which rank 0 needs; other ranks of its machine may have it too.
-    """
-
-    host: str
-    port: int
-    listener: socket.socket | None = None
-
-    @classmethod
-    def here(cls, listener: socket.socket) -> Meeting:
-        """Return the meeting of ranks of one machine."""
-        return cls(LOOPBACK, listener.getsockname()[1], listener)
-
-
-@dataclass(frozen=True)
 class SessionRank:
     """A rank of a session, with its connection to the caller."""
 
@@ -129,9 +112,10 @@ def run_rank(
     stack_file: int,
     job_file: int,
     board: int,
-    listener_file: int | None = None,
+    *meeting_files: int,
 ) -> NoReturn:
-    """Run as rank ``rank``. ``server`` is the parent's process id; the other numbers are file descriptors.
+    """Run as rank ``rank``. ``server`` is the parent's process id; the other numbers are file descriptors,
+    ``meeting_files`` those of :meth:`Meeting.of`.
 
     What this rank has imported is sent to ``say_imports`` at its end.
     """
@@ -146,12 +130,7 @@ def run_rank(
         _apply_caller_state(job, rank)
         fn, args, kwargs = unpack_call(job.call, vars(sys.modules["__main__"]))
         _populate_main(*args, *kwargs.values())
-        listener = None if listener_file is None else socket.socket(fileno=listener_file)
-        if job.store:
-            meeting = Meeting(*job.store, listener)
-        else:
-            assert listener is not None  # every rank of this machine inherits it
-            meeting = Meeting.here(listener)
+        meeting = Meeting.of(job.store, *meeting_files)
         call = partial(fn, *args, **kwargs)
         if job.session:
             fn(SessionRank(rank, job, channel, meeting, board), *args, **kwargs)
@@ -266,22 +245,7 @@ def join(rank: int, job: LaunchSpec, meeting: Meeting, timeout: timedelta | None
         torch.cuda.set_device(
             local_rank
         )  # and not CUDA_VISIBLE_DEVICES: code that counts on LOCAL_RANK works
-    if rank == 0:  # the store takes over the listening socket
-        assert meeting.listener is not None
-        store = dist.TCPStore(
-            LOOPBACK,
-            meeting.port,
-            job.world_size,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=meeting.listener.detach(),
-        )
-    else:
-        if meeting.listener is not None:
-            meeting.listener.close()
-        store = dist.TCPStore(
-            meeting.host, meeting.port, job.world_size, is_master=False, wait_for_workers=False
-        )
+    store = meeting.join(rank, job.world_size)
     dist.init_process_group(
         BACKENDS["nccl" if job.nccl else "gloo"],
         store=store,

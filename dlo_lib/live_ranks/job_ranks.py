@@ -31,7 +31,7 @@ from dlo_lib.base.text import tr
 from dlo_lib.comm.deadlock.board import Board
 from dlo_lib.launch.client import Launch, connect_rank
 from dlo_lib.launch.failure import RankFailure
-from dlo_lib.launch.rank import LOOPBACK
+from dlo_lib.launch.meeting import LOOPBACK
 from dlo_lib.launch.server import REPORT, REQUEST, ServerRequest
 from dlo_lib.live_ranks.devices import Devices, gpu_each
 from dlo_lib.live_ranks.local_ranks import session_modules, session_spec

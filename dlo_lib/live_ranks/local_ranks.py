@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from dlo_lib.base.text import tr
 from dlo_lib.comm.deadlock.board import Board
-from dlo_lib.launch.client import Launch, listener_for
-from dlo_lib.launch.rank import LOOPBACK, LaunchSpec
+from dlo_lib.launch.client import Launch
+from dlo_lib.launch.meeting import LOOPBACK, MeetingFiles
+from dlo_lib.launch.rank import LaunchSpec
 from dlo_lib.launch.run import launch_spec
 from dlo_lib.launch.values import pack_call
 from dlo_lib.live_ranks.devices import Devices, gpu_each
@@ -41,14 +42,16 @@ class LocalRanks(Launch):
         world_size = len(self.ranks)
         self.board.close()
         self.board = Board(world_size)
-        with listener_for(world_size, LOOPBACK) as listener:
-            where = json.dumps(listener.getsockname()).encode()
-            for rank, files in enumerate(self.files):
-                if rank in dead:
-                    self.replace(rank, self._job, listener)
-                else:
-                    both = (self.board.descriptor, listener.fileno())
-                    send_request(files.channel, JOIN, where, both)
+        meeting = MeetingFiles(world_size, LOOPBACK)
+        self.meet(meeting)
+        where = json.dumps([LOOPBACK, meeting.port]).encode()
+        for rank, files in enumerate(self.files):
+            if rank in dead:
+                self.replace(rank, self._job, meeting)
+            else:
+                shared = (self.board.descriptor, *meeting.descriptors)
+                send_request(files.channel, JOIN, where, shared)
+        meeting.close()
 
 
 def session_spec(world_size: int, explain: bool, nccl: bool) -> LaunchSpec:

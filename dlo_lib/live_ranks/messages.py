@@ -18,12 +18,12 @@ from dlo_lib.launch.rank import HEADER
 RUN, EVALUATE, ASSIGN, COMPLETE, JOIN, INTERRUPT = b"R", b"G", b"S", b"C", b"J", b"I"
 """Requests: run a cell, evaluate an expression, set variables, complete a name, join a new process group,
 stop the cell that runs. A new group comes as host and port of its store in JSON, with the files of its board
-and, at least for rank 0, of the listener."""
+and, at least for rank 0, those of ``launch.rank.Meeting.of``."""
 OUTPUT = b"D"
 """From a rank: an output of a cell, as JSON."""
 SIGNAL, BREAK = b"S", b"B"
 """The content of an interrupt: raise ``KeyboardInterrupt``, break the connections to other ranks, or both."""
-_FILES = 2
+_FILES = 3
 
 MARK = re.compile(rb"\x1b_dlo-output (\d+)\x1b\\")
 LONGEST_MARK = 40

@@ -21,7 +21,6 @@ import os
 import pickle
 import re
 import select
-import socket
 import sys
 import termios
 from collections.abc import Callable
@@ -33,8 +32,9 @@ import torch.distributed as dist
 
 from dlo_lib.comm.deadlock.board import Board, RowView
 from dlo_lib.launch import client, seed
-from dlo_lib.launch.client import Launch, listener_for
-from dlo_lib.launch.rank import LOOPBACK, LaunchSpec
+from dlo_lib.launch.client import Launch
+from dlo_lib.launch.meeting import LOOPBACK, MeetingFiles
+from dlo_lib.launch.rank import LaunchSpec
 from dlo_lib.launch.server import PRELOAD
 from dlo_lib.live_ranks.messages import JOIN, send_request
 from dlo_lib.live_ranks.packets import CHUNK_BYTES, COUNT, HELLO, STATUS, WINDOW, Packet, Unpacker, packed
@@ -122,7 +122,7 @@ class Node:
         self._host = host
         self._world_size = world_size
         self._unpacker = Unpacker(from_node=False)
-        self._listener: socket.socket | None = None
+        self._meeting: MeetingFiles | None = None
         self._running: _Running | None = None
 
     def serve(self) -> None:
@@ -137,12 +137,14 @@ class Node:
         finally:
             if self._running is not None:
                 self._running.launch.close()
+            if self._meeting is not None:
+                self._meeting.remove()
 
     def _listen(self) -> None:
         """Open the port at which the ranks meet the next time, on the node of rank 0."""
         if self._host:
-            self._listener = listener_for(self._world_size, LOOPBACK if self._host == LOOPBACK else "")
-            self._send(Packet.LISTENS, 0, COUNT.pack(self._listener.getsockname()[1]))
+            self._meeting = MeetingFiles(self._world_size, LOOPBACK if self._host == LOOPBACK else "")
+            self._send(Packet.LISTENS, 0, COUNT.pack(self._meeting.port))
 
     def _handle_events(self) -> bool:
         """Wait for the next events and handle them; return False at the end of the input."""
@@ -194,7 +196,7 @@ class Node:
         )
         here = range(start.first_rank, start.first_rank + start.ranks_here)
         try:
-            launch = Launch(self._world_size, pickle.dumps(spec), start.modules, here, self._listener)
+            launch = Launch(self._world_size, pickle.dumps(spec), start.modules, here, self._meeting)
         except (OSError, RuntimeError) as error:
             self._send(Packet.FAILED, 0, str(error).encode())
             return
@@ -203,8 +205,8 @@ class Node:
         self._next_meeting()
 
     def _next_meeting(self) -> None:
-        if self._listener is not None:
-            self._listener.close()  # rank 0 has it
+        if self._meeting is not None:
+            self._meeting.close()  # the ranks have it
             self._listen()
 
     def _watch(self, running: _Running) -> None:
@@ -236,15 +238,16 @@ class Node:
         launch.board.close()
         launch.board = Board(self._world_size)
         running.board_number = board_number
+        launch.meet(self._meeting)
         job = pickle.dumps(replace(running.spec, store=tuple(store)))
         for rank, files in list(zip(launch.ranks, launch.files)):
             if rank in dead:
-                launch.replace(rank, job, self._listener if rank == 0 else None)
+                launch.replace(rank, job, self._meeting)
                 running.ranks[rank] = _Rank()
             else:
-                listener = (self._listener.fileno(),) if rank == 0 and self._listener is not None else ()
+                meeting = () if self._meeting is None else self._meeting.descriptors
                 board = launch.board.descriptor
-                send_request(files.channel, JOIN, json.dumps(store).encode(), (board, *listener))
+                send_request(files.channel, JOIN, json.dumps(store).encode(), (board, *meeting))
         self._watch(running)
         self._next_meeting()
 

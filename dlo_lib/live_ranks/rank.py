@@ -15,7 +15,6 @@ import os
 import pickle
 import queue
 import signal
-import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -111,9 +110,9 @@ class LiveRank:
             if request is None:
                 return
             gc.collect()  # closes the sockets of the old group and its board, which are in cycles
-            board, *listener = request.files
+            board, *files = request.files
             host, port = json.loads(request.content)
-            meeting = Meeting(host, port, socket.socket(fileno=listener[0]) if listener else None)
+            meeting = Meeting.of((host, port), *files)
 
     def _as_member(self, meeting: Meeting, board_file: int) -> RankRequest | None:
         """Join a process group, and answer requests; return the one that asks to join another group."""

@@ -1,13 +1,18 @@
 """run_ranks: results in order, readable output, failures that name their cause, and no process left."""
 
+import errno
 import importlib
 import os
 import signal
+import socket
+import stat
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import nbclient
 import nbformat
@@ -18,7 +23,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
 from dlo_lib.base.errors import UserError
+from dlo_lib.base.lifetime import start_time
 from dlo_lib.launch import DeadLock, RankFailure, run_ranks
+from dlo_lib.launch.meeting import LOOPBACK, MeetingFiles
 from dlo_lib.live_ranks.transcript import Text
 
 
@@ -34,6 +41,34 @@ def test_results_are_in_rank_order_and_ranks_communicate(world_size):
     assert run_ranks(rank_and_sum, world_size, 1.0, scale=2.0) == [
         (rank, 2 * total + 1) for rank in range(world_size)
     ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="NOT TESTED HERE: a store in a file (Linux only)")
+def test_the_ranks_of_one_machine_meet_where_no_other_user_can_read_and_write():
+    def meeting() -> tuple[str, int, int]:
+        with socket.socket() as other_user:
+            error = other_user.connect_ex((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+        store = dist.distributed_c10d._get_default_store()
+        while isinstance(store, dist.PrefixStore):
+            store = store.underlying_store
+        folder = os.path.dirname(store.path)
+        return type(store).__name__, error, stat.S_IMODE(os.stat(folder).st_mode)
+
+    left = {*Path(tempfile.gettempdir()).glob("dlo-meeting-*")}
+    assert run_ranks(meeting, 2) == [("FileStore", errno.ECONNREFUSED, 0o700)] * 2
+    mine = Path(tempfile.gettempdir()).glob(f"dlo-meeting-{os.getpid()}-*")
+    assert left.issuperset(mine)
+
+
+def test_the_store_of_a_killed_launch_is_removed_by_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "dlo-meeting-4194399-1-a"
+    mine = tmp_path / f"dlo-meeting-{os.getpid()}-{start_time(os.getpid())}-a"
+    for folder in (left, mine):
+        folder.mkdir()
+    files = MeetingFiles(2, LOOPBACK)
+    files.remove()
+    assert list(tmp_path.iterdir()) == [mine]
 
 
 def test_each_call_has_fresh_processes():

@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.launch import rank as launch_rank
-from dlo_lib.launch.rank import Meeting, join
+from dlo_lib.launch.meeting import Meeting
+from dlo_lib.launch.rank import join
 from dlo_lib.live_ranks.devices import Devices, gpu_each, note_on_gpus
 from dlo_lib.live_ranks.local_ranks import session_spec
 
