@@ -67,7 +67,7 @@ def width_faults(lab: LabSource) -> list[str]:
 def check_faults(lab: LabSource) -> list[str]:
     """Return the wide lines and the long functions of ``checks/`` and ``hidden.py``.
 
-    A lab of ``old_checks.toml`` may have as many as stand there.
+    A lab of ``old_checks.toml`` may have the numbers of this file.
     """
     wide, long = check_lines(lab)
     most_wide, most_long = old_checks().get(lab.info.directory, (0, 0))
