@@ -28,7 +28,7 @@ from dlo_lib.parallel.pipeline.simulate import Simulation
 
 @styled
 def show(run: Simulation, name: str, *, memory: bool = False, for_weights: float = 0.0) -> Figure:
-    """Draw a table in time; with ``memory``, also what each rank holds, in micro-batches of all its layers."""
+    """Draw a table in time; with ``memory``, also what each rank holds, in micro-batches."""
     table, per_rank = run.schedule, run.schedule.stages // run.schedule.ranks
     most = max(run.peak_memory(1 / per_rank, for_weights / per_rank))
     sizes = f"ranks: {table.ranks}, micro-batches: {table.micro_batches}, peak held: {most:g}"
@@ -51,7 +51,11 @@ def _paler(figure: Figure, run: Simulation) -> Figure:
     if table.stages == table.ranks:
         return figure
     for later in axes.collections[1::2]:  # each rank has two: its first stage, and the later ones
-        later.set(facecolor=[_mixed(colour) for colour in later.get_facecolor()], edgecolor=BACKGROUND, linewidth=0.5)
+        later.set(
+            facecolor=[_mixed(colour) for colour in later.get_facecolor()],
+            edgecolor=BACKGROUND,
+            linewidth=0.5,
+        )
     for rank, (row, spans) in enumerate(zip(table.rows, run.spans)):
         first = min((action.stage for action in row), default=0)
         middles = {sum(span) / 2 for action, span in zip(row, spans) if action.stage != first}
@@ -91,7 +95,9 @@ def bubble_law(ratios: Mapping[int, Mapping[int, float]], predicted: Predicted) 
         axes.plot(list(line), list(line.values()), **style.line(marked=True), label=f"{ranks} ranks")
     log_ticks(axes, "x", sorted({count for line in ratios.values() for count in line}))
     log_ticks(axes, "y", [0.01, 0.1, 1, 7], lambda ratio: f"{100 * ratio:g} %", base=10)
-    guesses = {name: guess / 100 if isinstance(guess, (int, float)) else guess for name, guess in predicted.items()}
+    guesses = {
+        name: guess / 100 if isinstance(guess, (int, float)) else guess for name, guess in predicted.items()
+    }
     mark_predicted(axes, {name: int(name.split()[0]) for name in predicted}, guesses)
     axes.legend()
     title = "Twice the micro-batches halve the share of the bubble"
@@ -174,9 +180,13 @@ def planned_and_measured(plan: Simulation, runs: Mapping[str, Simulation], predi
     for axes, (name, run) in zip(every, drawn.items()):
         milliseconds = tuple(tuple((1e3 * start, 1e3 * stop) for start, stop in row) for row in run.spans)
         draw_actions(axes, Simulation(run.schedule, milliseconds))
-        title = f"{name}: {1e3 * run.makespan:.0f} ms, bubble {100 * run.bubble_ratio:.0f} % of the ideal time"
+        title = (
+            f"{name}: {1e3 * run.makespan:.0f} ms, bubble {100 * run.bubble_ratio:.0f} % of the ideal time"
+        )
         key = name.removeprefix("measured, ")
-        mark_predicted(axes, {key: run.schedule.ranks - 1}, {key: predicted.get(key)}, horizontal=True, clip_on=False)
+        mark_predicted(
+            axes, {key: run.schedule.ranks - 1}, {key: predicted.get(key)}, horizontal=True, clip_on=False
+        )
         axes.set_title(f"{title}; diamond: your prediction" if len(axes.lines) else title)
         if axes is not every[0] and axes.get_legend():
             axes.get_legend().remove()

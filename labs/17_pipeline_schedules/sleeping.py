@@ -64,7 +64,10 @@ def table_step(rows: list[list[str]], width: int, unit: float) -> Step:
     layer = Sleepy(width, unit)
     pipeline = Pipeline({dist.get_rank(): layer}, read_csv("\n".join(",".join(row) for row in rows)))
     optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)
-    batch = [(torch.ones(1, 1, width), torch.ones(1, 1, dtype=torch.int64)) for _ in range(pipeline.schedule.micro_batches)]
+    batch = [
+        (torch.ones(1, 1, width), torch.ones(1, 1, dtype=torch.int64))
+        for _ in range(pipeline.schedule.micro_batches)
+    ]
     return layer, lambda: train_step(pipeline, optimizer, batch)
 
 

@@ -117,8 +117,8 @@ def planned_and_measured(
     """Draw several runs of the same table, one above the other, in milliseconds.
 
     A run has, for each rank, begin and end in seconds of each action of its row. None is the plan, where a
-    forward takes ``unit`` seconds and a backward twice as long. ``predicted`` has milliseconds by the names of
-    ``runs``: a diamond shows each on the last rank.
+    forward takes ``unit`` seconds and a backward twice as long. ``predicted`` has milliseconds by the names
+    of ``runs``: a diamond shows each on the last rank.
     """
     schedule, drawn = _schedule(rows, "your table"), []
     plan = simulate(schedule, Costs(1e3 * unit, 1e3 * unit, 1e3 * unit))
@@ -127,7 +127,9 @@ def planned_and_measured(
         drawn.append((simulation, f"{name}: {simulation.makespan:.0f} ms, bubble {_percent(simulation)}"))
     figure = _stacked(drawn, "milliseconds", end=max(simulation.makespan for simulation, _ in drawn))
     for axes, name in zip(figure.axes, runs):
-        mark_predicted(axes, {name: len(rows) - 1}, {name: predicted.get(name)}, horizontal=True, clip_on=False)
+        mark_predicted(
+            axes, {name: len(rows) - 1}, {name: predicted.get(name)}, horizontal=True, clip_on=False
+        )
         if len(axes.lines):
             axes.set_title(f"{axes.get_title('left')}; diamond: your prediction")
             axes.set_xlim(0, max(axes.get_xlim()[1], 1.02 * axes.lines[0].get_xdata()[0]))
@@ -145,7 +147,9 @@ def schedules(tables: Sequence[Schedule]) -> Figure:
 
 
 @styled
-def losses(curves: Mapping[float, Mapping[str, Sequence[tuple[float, float]]]], predicted: Predicted) -> Figure:
+def losses(
+    curves: Mapping[float, Mapping[str, Sequence[tuple[float, float]]]], predicted: Predicted
+) -> Figure:
     """Draw the loss over time for each scheme, a panel for each learning rate.
 
     ``predicted`` is by "learning rate 0.3": the last loss of PipeDream, divided by the last one with flush.

@@ -1,4 +1,5 @@
-"""The figures of this lab: each function draws its arguments and computes only positions. A colour is a rank or an expert."""
+"""The figures of this lab: each function draws its arguments and computes only positions. A colour is a rank
+or an expert."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def stored_and_used(counted: Mapping[str, tuple[int, int]]) -> Figure:
 
 @styled
 def layer(choices: Sequence[Sequence[int]], num_experts: int) -> Figure:
-    """A mixture-of-experts layer: tokens go to the experts that the router has chosen, and their results are added."""
+    """A mixture-of-experts layer: tokens go to the experts that the router has chosen, and their results are
+    added."""
     (axes,) = panels(width=10, height=0.62 * len(choices) + 1.1)
     last = len(choices) - 1
     for token, own in enumerate(choices):
@@ -81,7 +83,9 @@ def drops(factors: Sequence[float], shares: Mapping[str, Sequence[float]], guess
     (axes,) = panels(width=8, height=3.4)
     for (name, values), style in zip(shares.items(), METHODS):
         axes.plot(factors, [100 * value for value in values], **style.line(marked=True), label=name)
-    percent = {name: None if value is None else 100 * value for name, value in guessed.items() if value is not ...}
+    percent = {
+        name: None if value is None else 100 * value for name, value in guessed.items() if value is not ...
+    }
     mark_predicted(axes, dict.fromkeys(shares, 1.25), percent)
     legend(axes, "right")
     return finish(axes, "both", xlabel="capacity factor", ylabel="dropped choices (%)", ylim=(-2, None))
@@ -89,11 +93,14 @@ def drops(factors: Sequence[float], shares: Mapping[str, Sequence[float]], guess
 
 @styled
 def collapse(shares: Mapping[str, Tensor]) -> Figure:
-    """The share of the choices of each expert in each step of three trainings; a strong colour is a large share."""
+    """The share of the choices of each expert in each step of three trainings; a strong colour is a large
+    share."""
     all_axes = panels(len(shares), width=11, height=3.1, sharey=True)
     shades = LinearSegmentedColormap.from_list("share", [BACKGROUND, BLUE, BLACK])
     for axes, (name, values) in zip(all_axes, shares.items()):
-        image = axes.imshow(100 * values.T, aspect="auto", cmap=shades, vmin=0, vmax=50, interpolation="nearest")
+        image = axes.imshow(
+            100 * values.T, aspect="auto", cmap=shades, vmin=0, vmax=50, interpolation="nearest"
+        )
         axes.set_yticks(range(values.shape[1]))
         finish(axes, None, xlabel="step", ylabel="expert" if axes is all_axes[0] else "", title=name)
     bar = all_axes[0].get_figure().colorbar(image, ax=list(all_axes), pad=0.02)
@@ -103,14 +110,20 @@ def collapse(shares: Mapping[str, Tensor]) -> Figure:
 
 @styled
 def exchange(counts: Sequence[Sequence[int]]) -> Figure:
-    """The rows of each rank before and after the all-to-all. The colour is that of the rank that has the expert, the number is the expert."""
+    """The rows of each rank before and after the all-to-all. The colour is that of the rank that has the
+    expert, the number is the expert."""
     world = len(counts)
     each = len(counts[0]) // world
-    before = [[(rank, one) for one, count in enumerate(own) for _ in range(count)] for rank, own in enumerate(counts)]
+    before = [
+        [(rank, one) for one, count in enumerate(own) for _ in range(count)]
+        for rank, own in enumerate(counts)
+    ]
     after = [[row for rows in before for row in rows if row[1] // each == rank] for rank in range(world)]
     both = panels(2, width=11, height=0.95 * world + 0.9)
     widest = max(len(rows) for rows in before + after)
-    for axes, table, title in zip(both, (before, after), ("before: sorted by expert", "after: sorted by source, then by expert")):
+    for axes, table, title in zip(
+        both, (before, after), ("before: sorted by expert", "after: sorted by source, then by expert")
+    ):
         for rank, rows in enumerate(table):
             axes.text(-0.2, -rank + 0.3, f"rank {rank}", ha="right", va="center")
             for column, (source, one) in enumerate(rows):
@@ -118,7 +131,15 @@ def exchange(counts: Sequence[Sequence[int]]) -> Figure:
                 axes.add_patch(Rectangle((column, -rank), 0.92, 0.6, facecolor=colour))
                 text = {"ha": "center", "va": "center", "fontsize": SMALL, "color": text_on(colour)}
                 axes.text(column + 0.46, -rank + 0.3, f"{one}", **text)
-                axes.text(column + 0.46, -rank - 0.05, f"from {source}", ha="center", va="top", fontsize=SMALL, color=MUTED)
+                axes.text(
+                    column + 0.46,
+                    -rank - 0.05,
+                    f"from {source}",
+                    ha="center",
+                    va="top",
+                    fontsize=SMALL,
+                    color=MUTED,
+                )
         axes.set(xlim=(-1.6, widest + 0.1), ylim=(-world + 0.55, 0.8), title=title)
         axes.set_axis_off()
     return both[0].get_figure()
@@ -126,12 +147,15 @@ def exchange(counts: Sequence[Sequence[int]]) -> Figure:
 
 @styled
 def traffic(sent: Mapping[int, float], held: Mapping[int, int], rows: Mapping[str, Sequence[int]]) -> Figure:
-    """What a rank sends and stores against the number of ranks, and the rows that each of four ranks computes."""
+    """What a rank sends and stores against the number of ranks, and the rows that each of four ranks
+    computes."""
     first, second, third = panels(3, width=11, height=3.1)
     worlds = range(len(sent))
     first.bar(worlds, list(sent.values()), 0.5, color=BLUE, label="measured")
     formula = [8 * (world - 1) / world for world in sent]
-    first.plot(worlds, formula, "s", color=BLACK, markeredgecolor=BACKGROUND, markersize=8, label="8 (t - 1) / t")
+    first.plot(
+        worlds, formula, "s", color=BLACK, markeredgecolor=BACKGROUND, markersize=8, label="8 (t - 1) / t"
+    )
     first.legend(loc="upper left")
     finish(first, ylabel="sent by a rank, in T h", xlabel="ranks t", ylim=(0, 9))
     second.bar(worlds, [size / MIB for size in held.values()], 0.5, color=GREEN)
@@ -182,7 +206,14 @@ def grid(ep: int, replicas: int) -> Figure:
             axes.text(2.6 * column + 1.15, -row + 0.35, f"rank {row * ep + column}", **text)
         axes.text(2.6 * ep, -row + 0.35, f"expert group {row}: all-to-all of tokens", va="center")
     for column in range(ep):
-        axes.text(2.6 * column + 1.15, 0.85, f"part {column} of the experts", ha="center", va="bottom", fontsize=SMALL)
+        axes.text(
+            2.6 * column + 1.15,
+            0.85,
+            f"part {column} of the experts",
+            ha="center",
+            va="bottom",
+            fontsize=SMALL,
+        )
     note = "replicas: the same experts, sum of the gradients"
     axes.text(1.3 * ep - 0.15, -replicas + 0.6, note, ha="center", va="top", fontsize=SMALL)
     axes.set(xlim=(-0.9, 2.6 * ep + 4.8), ylim=(-replicas + 0.15, 1.3))

@@ -34,13 +34,15 @@ ANSWERS = {
     "q1": Answer("c", "the slowest stage sets the pace of the pipeline."),
     "q2": Answer(
         "c",
-        "gradients add up over micro-batches, so each part must be divided by the number of targets of the batch.",
+        "gradients add up over micro-batches, so each part must be divided by the number of targets of the "
+        "batch.",
     ),
     "q3": Answer("a", "a buffer hides the deadlock while messages are small."),
     "q4": Answer("b", "only the input part is on the path from rank to rank."),
     "q5": Answer(
         "b",
-        "each rank has the gradient of its share of the batch, already divided by all targets; their sum is the gradient.",
+        "each rank has the gradient of its share of the batch, already divided by all targets; their sum is "
+        "the gradient.",
     ),
     "q6": Answer(
         "c", "the order of the cells is the same; blocking messages make ranks wait for each other."

@@ -86,7 +86,7 @@ MUTANTS = [
     Mutant(
         "The loss is divided by all targets, padding included",
         "check_padding",
-        says="and not by all",
+        says="of those that are not",
         answer="""
         def loss_part(output, target, targets):
             return F.cross_entropy(output, target, reduction="sum", ignore_index=-100) / sum(
@@ -436,9 +436,9 @@ MUTANTS = [
         replace={"(bias, rows.sum(0))": "(bias, rows.mean(0))"},
     ),
     Mutant(
-        "The weight part runs with the input part, so the previous stage waits for both",
+        "The weight part runs with the input part, so the stage before waits for both",
         "check_weight_part_waits",
-        says="the previous stage waits",
+        says="the stage before waits",
         answer="""
         def linear_backward(grad_y, x, weight, bias, later):
             rows = grad_y.flatten(0, -2)

@@ -35,7 +35,9 @@ def made(student, t, function: str, ranks: int, micro_batches: int, *per_rank: i
     """Return the table of the student, and the call that made it."""
     sizes = (ranks, micro_batches, *per_rank)
     call = f"{function}({', '.join(map(str, sizes))})"
-    return read_table(t, getattr(student, function)(*sizes), in_a_loop(ranks, *per_rank), micro_batches, call), call
+    return read_table(
+        t, getattr(student, function)(*sizes), in_a_loop(ranks, *per_rank), micro_batches, call
+    ), call
 
 
 def made_mostly(student, t, function: str, *sizes: int) -> tuple[Schedule, str]:
@@ -50,11 +52,21 @@ def all_there(student, t, function: str, kinds: str) -> None:
         complete(t, *made(student, t, function, ranks, micro_batches), kinds)
 
 
-def as_fast(student, t, function: str, name: str, costs: tuple[float, float, float], sizes: tuple[int, ...], lesson: str) -> None:
+def as_fast(
+    student,
+    t,
+    function: str,
+    name: str,
+    costs: tuple[float, float, float],
+    sizes: tuple[int, ...],
+    lesson: str,
+) -> None:
     """Check that the table takes no longer than the library's ``name``."""
     schedule, call = made_mostly(student, t, function, *sizes)
     of_a_stage = shared(*costs, *sizes[2:])
-    no_slower(t, carried_out(t, schedule, of_a_stage, call), simulate(known(name, *sizes), of_a_stage), call, lesson)
+    no_slower(
+        t, carried_out(t, schedule, of_a_stage, call), simulate(known(name, *sizes), of_a_stage), call, lesson
+    )
 
 
 def can_run(t, schedule: Schedule, call: str) -> None:
@@ -84,12 +96,11 @@ def check_one_at_a_time(student, t):
     run = carried_out(t, schedule, shared(*three(t)), call)
     lesson = "Without a pipeline the next micro-batch begins after the whole backward of the previous one."
     holds_no_more(t, schedule, most_held(known("naive", ranks, micro_batches)), call, lesson)
-    t.that(
-        bool(run.makespan >= sum(run.busy) * (1 - SLACK)),
+    message = (
         "{call}: two ranks compute at the same time. That is already a pipeline: "
-        "here the next micro-batch waits for the backward of the previous one.",
-        call=call,
+        "here the next micro-batch waits for the backward of the previous one."
     )
+    t.that(bool(run.makespan >= sum(run.busy) * (1 - SLACK)), message, call=call)
 
 
 # -- 2 · AFAB
@@ -99,7 +110,7 @@ def check_one_at_a_time(student, t):
 def check_afab_fills_and_drains(student, t):
     "Every action once; ranks wait only while the pipeline fills and drains"
     all_there(student, t, "afab_rows", "FB")
-    lesson = "All ranks must take the micro-batches in the same order; otherwise one waits for a later cell of another."
+    lesson = "All ranks must take the micro-batches in the same order; otherwise one waits for another."
     for sizes in (size(t), size(t)):
         as_fast(student, t, "afab_rows", "AFAB", three(t), sizes, lesson)
 
@@ -112,12 +123,14 @@ def check_forwards_first(student, t):
         for rank, row in enumerate(schedule.rows):
             kinds = [action.kind for action in row]
             first = kinds.index(B) if B in kinds else len(kinds)
+            message = (
+                "{call}, rank {rank}: {cell} comes before the last forward. In AFAB a rank begins its "
+                "backwards only when all its forwards are done; a table that alternates is that of the next "
+                "step."
+            )
             t.that(
-                F not in kinds[first:],
-                "{call}, rank {rank}: {cell} comes before the last forward. In AFAB a rank begins its backwards only when "
-                "all its forwards are done; a table that alternates is that of the next step.",
-                call=call, rank=rank, cell=str(row[min(first, len(row) - 1)]),
-            )  # fmt: skip
+                F not in kinds[first:], message, call=call, rank=rank, cell=str(row[min(first, len(row) - 1)])
+            )
 
 
 # -- 3 · 1F1B
@@ -130,7 +143,9 @@ def check_1f1b_bubble(student, t):
     all_there(student, t, "one_f_one_b_rows", "FB")
     for sizes in few:
         complete(t, *made(student, t, "one_f_one_b_rows", *sizes), "FB")
-    lesson = "Count the forwards before a rank's first backward: they must fill the time until its gradient arrives."
+    lesson = (
+        "Count the forwards before a rank's first backward: they fill the time until its gradient arrives."
+    )
     for sizes in (size(t), many(t), *few):
         as_fast(student, t, "one_f_one_b_rows", "1F1B", three(t), sizes, lesson)
 
@@ -156,12 +171,13 @@ def backwards_descend(t, schedule: Schedule, call: str) -> None:
         for action in row:
             if action.kind is B:
                 earlier = first.setdefault(action.micro_batch, action)
-                t.that(
-                    earlier.stage >= action.stage,
+                values = {"call": call, "rank": rank, "earlier": str(earlier), "later": str(action)}
+                message = (
                     "{call}, rank {rank}: {earlier} comes before {later}, whose gradient it needs. "
-                    "Backwards go from the last stage to the first: take the stages of a rank in descending order",
-                    call=call, rank=rank, earlier=str(earlier), later=str(action),
-                )  # fmt: skip
+                    "Backwards go from the last stage to the first: take the stages of a rank in descending "
+                    "order"
+                )
+                t.that(earlier.stage >= action.stage, message, **values)
 
 
 @check("interleaved", points=3)
@@ -172,11 +188,20 @@ def check_interleaved_bubble(student, t):
         complete(t, schedule, call, "FB")
         backwards_descend(t, schedule, call)
     lesson = (
-        "Forwards take the stages of a rank in ascending order, backwards in descending order, p micro-batches "
-        "at a time. The warm-up has (v - 1) p + 2 (p - r - 1) forwards; each turn has one more."
+        "Forwards take the stages of a rank in ascending order, backwards in descending order, p "
+        "micro-batches at a time. The warm-up has (v - 1) p + 2 (p - r - 1) forwards; each turn has one "
+        "more."
     )
     for per_rank in (2, 2, 3):
-        as_fast(student, t, "interleaved_rows", "interleaved", (1.0, t.uniform(0.9, 1.1), 1.0), (*groups(t), per_rank), lesson)
+        as_fast(
+            student,
+            t,
+            "interleaved_rows",
+            "interleaved",
+            (1.0, t.uniform(0.9, 1.1), 1.0),
+            (*groups(t), per_rank),
+            lesson,
+        )
 
 
 def warm_up_of(row: tuple[Action, ...]) -> int:
@@ -198,11 +223,17 @@ def check_messages_are_hidden(student, t):
         got, want = warm_up_of(schedule.rows[0]), warm_up_of(best.schedule.rows[0])
         t.that(
             bool(run.makespan <= best.makespan * (1 + SLACK)) or got >= want,
-            "{call}: the warm-up of rank 0 has {got} forwards, Megatron's {want}. With free messages the bubble is the same. "
-            "If a message takes {send:.2f}, your step takes {slow:.4g} instead of {fast:.4g}: the extra forwards hide the messages, "
-            "because a forward and its backward are then further apart",
-            call=call, got=got, want=want, send=send, slow=run.makespan, fast=best.makespan,
-        )  # fmt: skip
+            "{call}: the warm-up of rank 0 has {got} forwards, Megatron's {want}. With free messages the "
+            "bubble is the same. If a message takes {send:.2f}, your step takes {slow:.4g} instead of "
+            "{fast:.4g}: the extra forwards hide the messages, because a forward and its backward are then "
+            "further apart",
+            call=call,
+            got=got,
+            want=want,
+            send=send,
+            slow=run.makespan,
+            fast=best.makespan,
+        )
         if got <= want:  # a longer warm-up fails the check of memory
             no_slower(t, run, best, call, f"Here a message takes {send:.2f}.")
 
@@ -222,11 +253,14 @@ def same_held(student, t, name: str, ranks: int, micro_batches: int, per_rank: i
         call = f'held("{name}", {ranks}, {micro_batches}, {per_rank}, {rank})'
         got = t.number(student.held(name, ranks, micro_batches, per_rank, rank), call)
         mistakes = {
-            "{call} is {value:g}, the warm-up alone: the forward of the first turn is held too": want - 1 / per_rank,
-            "{call} is {value:g}, counted in stages: a stage has 1/v of the layers of a rank": want * per_rank,
+            "{call} is {value:g}, the warm-up alone: the forward of the first turn is held too": want
+            - 1 / per_rank,
+            "{call} is {value:g}, counted in stages: a stage has 1/v of the layers of a rank": want
+            * per_rank,
         }
         wrong_if(t, got, want, mistakes, call=call, value=got)
-        t.that(bool(abs(got - want) < SLACK), "{call} is {got:g}; the table holds {want:g}. " + lesson, call=call, got=got, want=want)
+        message = "{call} is {got:g}; the table holds {want:g}. " + lesson
+        t.that(bool(abs(got - want) < SLACK), message, call=call, got=got, want=want)
 
 
 @check("memory", points=1)
@@ -240,7 +274,14 @@ def check_held_all(student, t):
 def check_held_1f1b(student, t):
     "1F1B and ZB-H1"
     for name in ("1F1B", "ZB-H1"):
-        same_held(student, t, name, *size(t), 1, "Count the warm-up and the forward of the first turn. They depend on the rank.")
+        same_held(
+            student,
+            t,
+            name,
+            *size(t),
+            1,
+            "Count the warm-up and the forward of the first turn. They depend on the rank.",
+        )
 
 
 @check("memory", points=1)
@@ -280,7 +321,14 @@ def check_weights_fill_the_bubble(student, t):
 def check_zb_h1_memory(student, t):
     "It holds no more activations than 1F1B"
     for sizes in (size(t), many(t)):
-        as_small(student, t, "zb_h1_rows", "1F1B", sizes, "The forwards of ZB-H1 are those of 1F1B: only the weight parts move.")
+        as_small(
+            student,
+            t,
+            "zb_h1_rows",
+            "1F1B",
+            sizes,
+            "The forwards of ZB-H1 are those of 1F1B: only the weight parts move.",
+        )
 
 
 @check("zb_h1", points=1)
@@ -295,24 +343,33 @@ def check_few_open(student, t):
             weights += action.kind is W
             most = max(most, inputs - weights)
         # r, and the one whose input part has just run
-        t.that(
-            most <= rank + 1,
+        message = (
             "{call}: after an input part rank {rank} has {most} weight parts to run. "
-            "It needs only r of them for its drain, and each open one holds memory.",
-            call=call, rank=rank, most=most,
-        )  # fmt: skip
+            "It needs only r of them for its drain, and each open one holds memory."
+        )
+        t.that(most <= rank + 1, message, call=call, rank=rank, most=most)
 
 
 # -- 7 · bubble
 
 
 def same_waiting(
-    student, t, name: str, sizes: tuple[int, int, int], costs: tuple[float, float, float], lesson: str, mistakes: Mistakes | None = None
+    student,
+    t,
+    name: str,
+    sizes: tuple[int, int, int],
+    costs: tuple[float, float, float],
+    lesson: str,
+    mistakes: Mistakes | None = None,
 ) -> None:
     want = max(simulate(known(name, *sizes), shared(*costs, sizes[2])).bubble)
-    call = f'waiting("{name}", {", ".join(map(str, sizes))}, ' + ", ".join(f"{cost:.3g}" for cost in costs) + ")"
+    call = (
+        f'waiting("{name}", {", ".join(map(str, sizes))}, ' + ", ".join(f"{cost:.3g}" for cost in costs) + ")"
+    )
     got = t.number(student.waiting(name, *sizes, *costs), call)
-    wrong_if(t, got, want, {"{call}: " + words: wrong for words, wrong in (mistakes or {}).items()}, call=call)
+    wrong_if(
+        t, got, want, {"{call}: " + words: wrong for words, wrong in (mistakes or {}).items()}, call=call
+    )
     message = "{call} is {got:.4g}, in the simulation a rank waits {want:.4g}. " + lesson
     t.that(bool(abs(got - want) <= SLACK * (1 + want)), message, call=call, got=got, want=want)
 
@@ -335,7 +392,14 @@ def check_waiting_naive(student, t):
 def check_waiting_one_stage(student, t):
     "AFAB and 1F1B"
     for name in ("AFAB", "1F1B"):
-        same_waiting(student, t, name, (*size(t), 1), three(t), "The last rank waits for p - 1 forwards, the first for p - 1 backwards.")
+        same_waiting(
+            student,
+            t,
+            name,
+            (*size(t), 1),
+            three(t),
+            "The last rank waits for p - 1 forwards, the first for p - 1 backwards.",
+        )
 
 
 @check("bubble", points=1)
@@ -353,12 +417,15 @@ def check_waiting_zb_h1(student, t):
     for _ in range(3):
         (ranks, micro_batches), (forward, inputs, weights) = size(t), three(t)
         mistakes = {
-            "this is right only if F = I = W. What is left of a forward and an input part after a weight part has filled "
-            "some of that time?": (ranks - 1) * forward,
+            "this is right only if F = I = W. What is left of a forward and an input part after a weight "
+            "part has filled some of that time?": (ranks - 1) * forward,
             "this is the bubble of 1F1B: no weight part fills it": (ranks - 1) * (forward + inputs + weights),
-            "this is the bubble of ZB-H2, which fills two weight parts": (ranks - 1) * (forward + inputs - 2 * weights),
+            "this is the bubble of ZB-H2, which fills two weight parts": (ranks - 1)
+            * (forward + inputs - 2 * weights),
         }
-        same_waiting(student, t, "ZB-H1", (ranks, micro_batches, 1), (forward, inputs, weights), lesson, mistakes)
+        same_waiting(
+            student, t, "ZB-H1", (ranks, micro_batches, 1), (forward, inputs, weights), lesson, mistakes
+        )
 
 
 # -- 9 · the rule of the scheduler
@@ -374,15 +441,26 @@ def check_inputs_are_there(student, t):
     "A cell waits until each of its inputs has been computed"
     cases = start_cases(t)
     some = any(started(student, t, case, case.ended) is not None for case in cases)
-    t.that(some, "not tested yet: your function returns None for every cell, also for cells that have all their inputs")
+    message = (
+        "not tested yet: your function returns None for every cell, also for those with all their inputs"
+    )
+    t.that(some, message)
     for case in cases:
         for missing in case.arrives:
-            got = started(student, t, case, {cell: end for cell, end in case.ended.items() if cell != missing})
+            got = started(
+                student, t, case, {cell: end for cell, end in case.ended.items() if cell != missing}
+            )
             t.that(
                 got is None,
-                "{cell} needs {missing}, which has not run, but your function returns {got}: return None while an input is missing",
-                cell=case.name, missing=missing, got=round(got, 2) if type(got) is float else got,
-            )  # fmt: skip
+                "{cell} needs {missing}, which has not run, but your function returns {got}: return None "
+                "while an input is missing",
+                cell=case.name,
+                missing=missing,
+                got=round(got, 2) if type(got) is float else got,
+            )
+
+
+STARTS = "{cell} starts at {value:.3g} in your function"
 
 
 @check("start", points=2)
@@ -390,46 +468,59 @@ def check_start_times(student, t):
     "It starts when its rank is free and the last input has arrived"
     for case in start_cases(t):
         got = started(student, t, case, case.ended)
-        t.that(
-            got is not None,
-            "{cell} has all its inputs, but your function returns None. The first stage has no stage before it, the last none after it",
-            cell=case.name,
-        )  # fmt: skip
+        message = (
+            "{cell} has all its inputs, but your function returns None. The first stage has no stage before "
+            "it, the last none after it"
+        )
+        t.that(got is not None, message, cell=case.name)
         got = t.number(got, f"the start of {case.name}")
         own, there = case.free[case.placement[case.cell[1]]], list(case.arrives.values())
-        late = [end + case.send for end in map(case.ended.get, case.arrives)]
+        ended = [case.ended.get(cell) for cell in case.arrives]
+        late = [end + case.send for end in ended]
         mistakes = {
-            "{cell} starts at {value:.3g} in your function, while its rank is still busy": max([0.0, *there]),
-            "{cell} starts at {value:.3g} in your function: `send` is added to an input from the same rank": max([own, *late]),
-            "{cell} starts at {value:.3g} in your function, before its input has arrived: `send` is missing":
-                max([own, *map(case.ended.get, case.arrives)]),
-        }  # fmt: skip
+            STARTS + ", while its rank is still busy": max([0.0, *there]),
+            STARTS + ": `send` is added to an input from the same rank": max([own, *late]),
+            STARTS + ", before its input has arrived: `send` is missing": max([own, *ended]),
+        }
         wrong_if(t, got, case.start, mistakes, cell=case.name, value=got)
-        t.that(
-            near(got, case.start),
-            "{cell} starts at {got:.4g} in your function, at {want:.4g} in the simulation: the latest of the time at which its rank "
-            "is free and the arrivals of its inputs",
-            cell=case.name, got=got, want=case.start,
-        )  # fmt: skip
+        message = (
+            "{cell} starts at {got:.4g} in your function, at {want:.4g} in the simulation: the latest of "
+            "the time at which its rank is free and the arrivals of its inputs"
+        )
+        t.that(near(got, case.start), message, cell=case.name, got=got, want=case.start)
 
 
 # -- 10 · contest
 
 
 def entered(student, t, case: dict) -> Simulation:
-    """Simulate the student's table for ``case``: complete, equal numbers of stages per rank, under the cap."""
+    """Simulate the student's table for ``case``: complete, equal numbers of stages a rank, under the cap."""
     ranks, micro_batches, cap = case["ranks"], case["micro_batches"], case["cap"]
     call = f"contest_rows({ranks}, {micro_batches}, {cap:g}, ...)"
     rows = student.contest_rows(ranks, micro_batches, cap, case["costs"])
-    owner = {action.stage: rank for rank, row in enumerate(read_rows(t, rows, ranks, call)) for action in row if action.kind is F}
+    owner = {
+        action.stage: rank
+        for rank, row in enumerate(read_rows(t, rows, ranks, call))
+        for action in row
+        if action.kind is F
+    }
     stages_of = Counter(owner.values())
-    equal = sorted(owner) == list(range(len(owner))) and len(stages_of) == ranks and len(set(stages_of.values())) == 1
-    t.that(equal, "{call}: every rank needs the same number of stages, numbered from 0 without gaps", call=call)
+    equal = (
+        sorted(owner) == list(range(len(owner)))
+        and len(stages_of) == ranks
+        and len(set(stages_of.values())) == 1
+    )
+    t.that(
+        equal, "{call}: every rank needs the same number of stages, numbered from 0 without gaps", call=call
+    )
     schedule = read_table(t, rows, [owner[stage] for stage in range(len(owner))], micro_batches, call)
     whole = any(action.kind is B for row in schedule.rows for action in row)
     complete(t, schedule, call, "FB" if whole else "FIW")
-    holds_no_more(t, schedule, [cap] * ranks, call, "That is the cap; open weight parts count half.", FOR_WEIGHTS)
-    per_rank = schedule.stages // ranks  # the cost of a message is fixed; that of computing is divided among the stages
+    holds_no_more(
+        t, schedule, [cap] * ranks, call, "That is the cap; open weight parts count half.", FOR_WEIGHTS
+    )
+    # the cost of a message is fixed; that of computing is divided among the stages
+    per_rank = schedule.stages // ranks
     costs = {name: cost if name == "send" else cost / per_rank for name, cost in case["costs"].items()}
     return carried_out(t, schedule, Costs(**costs), call)
 
@@ -446,22 +537,33 @@ def check_few_in_the_contest(student, t):
     "Fewer micro-batches than ranks, cap p: no slower than 1F1B"
     for ranks in (t.integer(4, 6), t.integer(4, 6)):
         case = contest_case(t, ranks, t.integer(2, ranks - 1), ranks)
-        run, plain = entered(student, t, case), simulate(known("1F1B", ranks, case["micro_batches"]), Costs(**case["costs"]))
+        run, plain = (
+            entered(student, t, case),
+            simulate(known("1F1B", ranks, case["micro_batches"]), Costs(**case["costs"])),
+        )
         t.that(
             bool(run.bubble_ratio <= plain.bubble_ratio + SLACK),
-            "{ranks} ranks, {micro_batches} micro-batches, cap {ranks}: your bubble is {got:.3f} of the ideal time, that of 1F1B {want:.3f}. "
-            "1F1B fits this cap: your table must not be worse.",
-            ranks=ranks, micro_batches=case["micro_batches"], got=run.bubble_ratio, want=plain.bubble_ratio,
-        )  # fmt: skip
+            "{ranks} ranks, {micro_batches} micro-batches, cap {ranks}: your bubble is {got:.3f} of the "
+            "ideal time, that of 1F1B {want:.3f}. 1F1B fits this cap: your table must not be worse.",
+            ranks=ranks,
+            micro_batches=case["micro_batches"],
+            got=run.bubble_ratio,
+            want=plain.bubble_ratio,
+        )
 
 
 def reached(t, run: Simulation, case: dict, target: float, lesson: str) -> None:
     """Check that the bubble is at most the target."""
     t.that(
         bool(run.bubble_ratio <= target + SLACK),
-        "{ranks} ranks, {micro_batches} micro-batches, cap {cap}: your bubble is {got:.3f} of the ideal time, the target {want:.3f}. " + lesson,
-        ranks=case["ranks"], micro_batches=case["micro_batches"], cap=case["cap"], got=run.bubble_ratio, want=target,
-    )  # fmt: skip
+        "{ranks} ranks, {micro_batches} micro-batches, cap {cap}: your bubble is {got:.3f} of the ideal "
+        "time, the target {want:.3f}. " + lesson,
+        ranks=case["ranks"],
+        micro_batches=case["micro_batches"],
+        cap=case["cap"],
+        got=run.bubble_ratio,
+        want=target,
+    )
 
 
 @check("contest", points=1)
@@ -481,8 +583,8 @@ def check_tight_cap(student, t):
         case = contest_case(t, ranks, 3 * ranks + t.integer(0, 3), ranks - 1)
         plain = simulate(short_1f1b(ranks, case["micro_batches"], case["cap"]), Costs(**case["costs"]))
         lesson = (
-            "A tight cap blocks forwards, not weight parts: a rank that may not begin a forward can run a weight part, "
-            "which also frees memory."
+            "A tight cap blocks forwards, not weight parts: a rank that may not begin a forward can run a "
+            "weight part, which also frees memory."
         )
         reached(t, entered(student, t, case), case, plain.bubble_ratio / 2, lesson)
 
@@ -493,5 +595,8 @@ def check_spare_memory(student, t):
     for ranks in (3, t.integer(4, 5)):
         case = contest_case(t, ranks, 3 * ranks + t.integer(0, 3), 2 * ranks)
         best = simulate(known("ZB-H2", ranks, case["micro_batches"]), Costs(**case["costs"]))
-        lesson = "One stage per rank cannot fill the pipeline faster. Two half stages per rank can: place them in a V, or in a loop."
+        lesson = (
+            "One stage per rank cannot fill the pipeline faster. Two half stages per rank can: place them "
+            "in a V, or in a loop."
+        )
         reached(t, entered(student, t, case), case, 0.75 * best.bubble_ratio, lesson)

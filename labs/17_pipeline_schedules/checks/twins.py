@@ -21,7 +21,11 @@ MAKERS = {
 @twin
 def known(name: str, ranks: int, micro_batches: int, per_rank: int = 1) -> Schedule:
     """Return the table of the library."""
-    return schedules.interleaved(ranks, micro_batches, per_rank) if name == "interleaved" else MAKERS[name](ranks, micro_batches)
+    return (
+        schedules.interleaved(ranks, micro_batches, per_rank)
+        if name == "interleaved"
+        else MAKERS[name](ranks, micro_batches)
+    )
 
 
 def shared(forward: float, input_gradient: float, weight_gradient: float, per_rank: int = 1) -> Costs:
@@ -67,7 +71,12 @@ def three(t) -> tuple[float, float, float]:
 
 def contest_case(t, ranks: int, micro_batches: int, cap: float) -> dict:
     """Draw a case of the contest: nearly equal parts, with and without a cost of sending."""
-    costs = {"forward": 1.0, "input_gradient": t.uniform(0.95, 1.05), "weight_gradient": t.uniform(0.9, 1.0), "send": t.choice([0.0, 0.02])}
+    costs = {
+        "forward": 1.0,
+        "input_gradient": t.uniform(0.95, 1.05),
+        "weight_gradient": t.uniform(0.9, 1.0),
+        "send": t.choice([0.0, 0.02]),
+    }
     return {"ranks": ranks, "micro_batches": micro_batches, "cap": cap, "costs": costs}
 
 
@@ -92,12 +101,21 @@ class StartCase:
     def with_own_message(self) -> float:
         """When it would start if an input from another stage of the same rank were a message."""
         own = {name: self.send * (Action.parse(name).stage != self.cell[1]) for name in self.arrives}
-        return max([self.free[self.placement[self.cell[1]]], *(self.ended[name] + more for name, more in own.items())])
+        return max(
+            [
+                self.free[self.placement[self.cell[1]]],
+                *(self.ended[name] + more for name, more in own.items()),
+            ]
+        )
 
 
 def start_cases(t) -> list[StartCase]:
-    """Draw cells of a table on a line and of one in a V. In one of them an input comes from another stage of the same rank, without a message."""
-    return t.draw_until(lambda: _drawn_cases(t), lambda cases: any(case.with_own_message > case.start + 0.01 for case in cases))
+    """Draw cells of a table on a line and of one in a V. In one of them an input comes from another stage of
+    the same rank, without a message."""
+    return t.draw_until(
+        lambda: _drawn_cases(t),
+        lambda cases: any(case.with_own_message > case.start + 0.01 for case in cases),
+    )
 
 
 def _drawn_cases(t) -> list[StartCase]:
@@ -107,7 +125,9 @@ def _drawn_cases(t) -> list[StartCase]:
         ranks = t.integer(3, 4)
         table, send = make(ranks, 2 * ranks), t.uniform(0.1, 0.4)
         run = simulate(table, Costs(*three(t), send=send))
-        spans = {action: span for row, times in zip(table.rows, run.spans) for action, span in zip(row, times)}
+        spans = {
+            action: span for row, times in zip(table.rows, run.spans) for action, span in zip(row, times)
+        }
         turn = 2 * ranks - 1 if make is schedules.zb_v else ranks - 1  # the last stage
         for stage in (0, t.integer(1, turn - 1), turn, *([ranks] if turn > ranks else [])):
             cases += [_start_case(table, spans, (kind, stage, t.integer(0, ranks)), send) for kind in "FIW"]
@@ -119,12 +139,27 @@ def _start_case(table: Schedule, spans: dict, cell: tuple[str, int, int], send: 
     start, owner = spans[action][0], table.placement[action.stage]
     row = table.rows[owner]
     before = row[: row.index(action)]
-    free = [max((end for each, (begin, end) in spans.items() if table.placement[each.stage] == rank and begin < start), default=0.0)
-            for rank in range(table.ranks)]  # fmt: skip
+    free = [
+        max(
+            (
+                end
+                for each, (begin, end) in spans.items()
+                if table.placement[each.stage] == rank and begin < start
+            ),
+            default=0.0,
+        )
+        for rank in range(table.ranks)
+    ]
     free[owner] = spans[before[-1]][1] if before else 0.0
     kind, stage, i = cell
     needs = {"F": [(F, stage - 1)], "I": [(F, stage), (I, stage + 1)], "W": [(I, stage)]}[kind]
     inputs = [Action(what, source, i) for what, source in needs if 0 <= source < table.stages]
-    arrives = {str(need): spans[need][1] + (send if table.placement[need.stage] != owner else 0.0) for need in inputs}
-    ended = {str(each): end for each, (_, end) in spans.items() if each not in row[len(before) :] and (end <= start or each in inputs)}
+    arrives = {
+        str(need): spans[need][1] + (send if table.placement[need.stage] != owner else 0.0) for need in inputs
+    }
+    ended = {
+        str(each): end
+        for each, (_, end) in spans.items()
+        if each not in row[len(before) :] and (end <= start or each in inputs)
+    }
     return StartCase(cell, ended, arrives, free, list(table.placement), send, start)

@@ -1,4 +1,5 @@
-"""The visible checks of messages, of the loop on real ranks, of weight stashing and of pipelines side by side."""
+"""The visible checks of messages, of the loop on real ranks, of weight stashing and of pipelines side by
+side."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ from .cases import (
 from .scenarios import neighbours
 from .twins import IGNORED, asynchronous_twin, whole_step
 
-LIMITS = (8, 9, 7)  # tensors of an activation that rank 0, 1 and 2 of 3 may hold beside the inputs of the batch
+# tensors of an activation that rank 0, 1 and 2 of 3 may hold beside the inputs of the batch
+LIMITS = (8, 9, 7)
 
 # -- 4 · the order of messages
 
@@ -41,7 +43,9 @@ def written(student, t, rows: Rows) -> Schedule:
     """Return the student's rows with messages."""
     kinds = frozenset(ActionKind) - {I, W}
     micro_batches = sum(cell.startswith("0F") for cell in rows[0])
-    return read_table(t, student.with_messages(rows), in_a_loop(len(rows)), micro_batches, "with_messages(rows)", kinds)
+    return read_table(
+        t, student.with_messages(rows), in_a_loop(len(rows)), micro_batches, "with_messages(rows)", kinds
+    )
 
 
 def stuck(student, t, rows: Rows) -> list[str]:
@@ -49,8 +53,11 @@ def stuck(student, t, rows: Rows) -> list[str]:
     schedule = written(student, t, rows)
     passed = sum(action.kind not in (F, B) for row in schedule.rows for action in row)
     wanted = 4 * schedule.micro_batches * (len(rows) - 1)  # two directions, a send and a receive
-    t.that(passed == wanted, "with {ranks} ranks there are {got} sends and receives, but {want} are needed: every message must be in the rows",
-           ranks=len(rows), got=passed, want=wanted)  # fmt: skip
+    message = (
+        "with {ranks} ranks there are {got} sends and receives, but {want} are needed: every message must "
+        "be in the rows"
+    )
+    t.that(passed == wanted, message, ranks=len(rows), got=passed, want=wanted)
     left = stuck_at(schedule.rows)
     return why_stuck(schedule.rows, left) if left else []
 
@@ -72,11 +79,12 @@ def check_each_message_once(student, t):
             t.that(computed == plain, message, rank=rank, got=computed, want=plain)
             passed = Counter(action for action in row if action.kind not in (F, B))
             wanted = messages_of(len(rows), schedule.micro_batches, rank)
-            t.that(
-                passed == Counter(wanted),
-                "rank {rank} of {ranks} has {got} messages, but {want} are needed (the first rank receives no activations, the last sends none)",
-                rank=rank, ranks=len(rows), got=passed.total(), want=len(wanted),
-            )  # fmt: skip
+            values = {"rank": rank, "ranks": len(rows), "got": passed.total(), "want": len(wanted)}
+            message = (
+                "rank {rank} of {ranks} has {got} messages, but {want} are needed (the first rank receives "
+                "no activations, the last sends none)"
+            )
+            t.that(passed == Counter(wanted), message, **values)
             place = {action: at for at, action in enumerate(row)}
             for action in wanted:
                 compute = action._replace(kind=F if "F" in action.kind.value.split("_") else B)
@@ -84,8 +92,11 @@ def check_each_message_once(student, t):
                 t.that(
                     (place[action] > place[compute]) is sends,
                     "rank {rank}: {message} comes {word} {compute}. Send after computing, receive before use",
-                    rank=rank, message=str(action), word="before" if sends else "after", compute=str(compute),
-                )  # fmt: skip
+                    rank=rank,
+                    message=str(action),
+                    word="before" if sends else "after",
+                    compute=str(compute),
+                )
 
 
 @check("order", points=4)
@@ -96,9 +107,14 @@ def check_no_dead_lock(student, t):
         places, values = joined("place", where[:-1])
         t.that(
             not where,
-            "deadlock with {ranks} ranks and {m}. In brackets is the cell at which a rank waits forever. " + places + ". {why}",
-            ranks=len(rows), m=f"{len(rows[0]) // 2} micro-batch" + "es" * (len(rows[0]) > 2), why="".join(where[-1:]), **values,
-        )  # fmt: skip
+            "deadlock with {ranks} ranks and {m}. In brackets is the cell at which a rank waits forever. "
+            + places
+            + ". {why}",
+            ranks=len(rows),
+            m=f"{len(rows[0]) // 2} micro-batch" + "es" * (len(rows[0]) > 2),
+            why="".join(where[-1:]),
+            **values,
+        )
     for _ in range(30):
         rows = any_table(t, t.integer(2, 5), t.integer(3, 6))
         where = stuck(student, t, rows)
@@ -106,10 +122,15 @@ def check_no_dead_lock(student, t):
         places, values = joined("place", where[:-1])
         t.that(
             not where,
-            "AFAB and 1F1B run, but another table deadlocks: " + table + ". In brackets is the cell at which a rank waits forever. " + places
-            + ". {why}. A rule such as \"odd ranks receive first\" works for one schedule only",
-            why="".join(where[-1:]), **cells, **values,
-        )  # fmt: skip
+            "AFAB and 1F1B run, but another table deadlocks: "
+            + table
+            + ". In brackets is the cell at which a rank waits forever. "
+            + places
+            + '. {why}. A rule such as "odd ranks receive first" works for one schedule only',
+            why="".join(where[-1:]),
+            **cells,
+            **values,
+        )
 
 
 # -- 5 · the loop
@@ -119,8 +140,18 @@ def same_gradients(t, run: Run, want: list[list[Tensor]], what: str, **values) -
     """Check that every rank has the gradients of its stage."""
     for rank, result in enumerate(run.results):
         for number, (mine, right) in enumerate(zip(result["grads"], want[rank % len(want)])):
-            t.that(type(mine) is Tensor, "rank {rank}: a parameter has no gradient " + what, rank=rank, **values)
-            t.close(mine, right, f"gradient {{number}} of rank {{rank}} {what}", number=number, rank=rank, atol=1e-10, **values)
+            t.that(
+                type(mine) is Tensor, "rank {rank}: a parameter has no gradient " + what, rank=rank, **values
+            )
+            t.close(
+                mine,
+                right,
+                f"gradient {{number}} of rank {{rank}} {what}",
+                number=number,
+                rank=rank,
+                atol=1e-10,
+                **values,
+            )
 
 
 @check("loop", points=4, seconds=60)
@@ -132,7 +163,13 @@ def check_gradients_on_ranks(student, t):
         run = step(student, make, weights, inputs, targets)
         _, grads = whole_step(weights, inputs, targets)
         same_gradients(
-            t, run, grads, "({schedule}, {ranks} ranks, {m} micro-batches)", schedule=make.__name__, ranks=ranks, m=micro_batches
+            t,
+            run,
+            grads,
+            "({schedule}, {ranks} ranks, {m} micro-batches)",
+            schedule=make.__name__,
+            ranks=ranks,
+            m=micro_batches,
         )
 
 
@@ -144,17 +181,21 @@ def check_messages_of_the_loop(student, t):
     inputs, targets = samples_of(t, weights, [t.integer(1, 4) for _ in range(micro_batches)])
     run = step(student, one_f_one_b, weights, inputs, targets)
     loss, _ = whole_step(weights, inputs, targets)
-    t.close(run.results[-1]["loss"], loss, "the loss that run_row returns on the last rank, the sum of all parts", rtol=1e-9)
+    what = "the loss that run_row returns on the last rank, the sum of all parts"
+    t.close(run.results[-1]["loss"], loss, what, rtol=1e-9)
     for rank in range(ranks):
         sent, wanted = len(run.calls(rank, Kind.SEND)), micro_batches * ((rank > 0) + (rank < ranks - 1))
-        t.that(
-            sent == wanted,
-            "rank {rank} sends {got} messages, but {want} are enough: shapes are known, so each output and each gradient is one message",
-            rank=rank, got=sent, want=wanted,
-        )  # fmt: skip
-        width = (weights[rank][0][0].shape[1] if rank > 0 else 0) + (weights[rank][-1][0].shape[0] if rank < ranks - 1 else 0)
+        message = (
+            "rank {rank} sends {got} messages, but {want} are enough: shapes are known, so each output and "
+            "each gradient is one message"
+        )
+        t.that(sent == wanted, message, rank=rank, got=sent, want=wanted)
+        width = (weights[rank][0][0].shape[1] if rank > 0 else 0) + (
+            weights[rank][-1][0].shape[0] if rank < ranks - 1 else 0
+        )
         got, want = run.bytes(rank, Kind.SEND), 8 * sum(map(len, inputs)) * width
-        t.that(got == want, "rank {rank} sends {got} bytes, but its outputs and gradients have {want}", rank=rank, got=got, want=want)
+        message = "rank {rank} sends {got} bytes, but its outputs and gradients have {want}"
+        t.that(got == want, message, rank=rank, got=got, want=want)
 
 
 @check("loop", points=2, seconds=30)
@@ -164,9 +205,21 @@ def check_received_is_used(student, t):
     inputs, targets = samples_of(t, weights, [t.integer(1, 3)])
     element, by = t.integer(0, 2), t.uniform(0.5, 2.0)
     for call, name in enumerate(("input_plus", "gradient_plus")):
-        run = step(student, one_f_one_b, weights, inputs, targets, nudge=Nudge(Kind.RECV, rank=1, call=call, element=element, by=by))
+        run = step(
+            student,
+            one_f_one_b,
+            weights,
+            inputs,
+            targets,
+            nudge=Nudge(Kind.RECV, rank=1, call=call, element=element, by=by),
+        )
         _, grads = whole_step(weights, inputs, targets, at=1, **{name: (element, by)})
-        same_gradients(t, run, grads, "does not follow from what rank 1 received: data that arrives must be used; the gradient")
+        same_gradients(
+            t,
+            run,
+            grads,
+            "does not follow from what rank 1 received: data that arrives must be used; the gradient",
+        )
 
 
 @check("loop", points=2, seconds=60)
@@ -174,23 +227,28 @@ def check_memory_of_the_loop(student, t):
     "The loop frees what it has used"
     ranks, micro_batches, size, width = 3, 12, 2048, 128
     weights = [[(t.normal(width, width) / 11, t.normal(width))] for _ in range(ranks)]
-    inputs, targets = [t.normal(size, width) for _ in range(micro_batches)], [t.integers(0, width - 1, size) for _ in range(micro_batches)]
+    inputs, targets = (
+        [t.normal(size, width) for _ in range(micro_batches)],
+        [t.integers(0, width - 1, size) for _ in range(micro_batches)],
+    )
     run = step(student, one_f_one_b, weights, inputs, targets)
     t.close(run.results[-1]["loss"], whole_step(weights, inputs, targets)[0], "the loss", rtol=1e-3)
     unit = 4 * size * width
     causes = {
-        2: "It receives activations and sends gradients: free what was received after its use, and what was computed after its send",
-        1: "The last rank frees its activations. Rank 1 also receives gradients: free each when its backward has used it",
+        2: "It receives activations and sends gradients: free what was received after its use, and what "
+        "was computed after its send",
+        1: "The last rank frees its activations. Rank 1 also receives gradients: free each when its "
+        "backward has used it",
         0: "No rank receives the gradient of its input: do not keep it",
     }
     for rank, cause in causes.items():
         most, held = LIMITS[rank] + (micro_batches if rank == 0 else 0), run.memory(rank, "at work")
-        t.that(
-            held <= most * unit,
-            "rank {rank} of 3 holds {held} MB before a forward; an activation has {unit} MB, and at most {n} of {m} micro-batches are in flight. "
-            + cause,
-            rank=rank, held=held // 2**20, unit=unit // 2**20, n=ranks - rank, m=micro_batches,
-        )  # fmt: skip
+        values = {"rank": rank, "held": held // 2**20, "n": ranks - rank, "m": micro_batches}
+        message = (
+            "rank {rank} of 3 holds {held} MB before a forward; an activation has {unit} MB, and at most "
+            "{n} of {m} micro-batches are in flight. " + cause
+        )
+        t.that(held <= most * unit, message, unit=unit // 2**20, **values)
 
 
 # -- 12 · PipeDream: weight stashing
@@ -210,9 +268,15 @@ def check_delayed_twin(student, t):
         got = flat(run.results)
         t.items(got, 2 * ranks, "the weights and biases of all ranks")
         delays = [ranks - 1 - stage for stage in range(ranks)]
-        mistakes = {"the versions are one too old: stash the weights that the forward reads": [delay + 1 for delay in delays]}
+        mistakes = {
+            "the versions are one too old: stash the weights that the forward reads": [
+                delay + 1 for delay in delays
+            ]
+        }
         if ranks > 1:
-            mistakes["these are the weights of synchronous training, which is impossible without flush"] = [0] * ranks
+            mistakes["these are the weights of synchronous training, which is impossible without flush"] = [
+                0
+            ] * ranks
         known = {
             "world size {ranks}: " + words: flat(asynchronous_twin(weights, inputs, targets, lr, wrong))
             for words, wrong in mistakes.items()
@@ -221,10 +285,16 @@ def check_delayed_twin(student, t):
         wrong_if(t, got, want, known, rtol=1e-9, ranks=ranks)
         for number, (mine, right) in enumerate(zip(got, want)):
             t.close(
-                mine, right,
-                "{kind} of rank {rank} of {ranks} after {n} batches (backward needs the weights that the forward of the same batch has read)",
-                kind=("weight", "bias")[number % 2], rank=number // 2, ranks=ranks, n=len(inputs), atol=1e-10,
-            )  # fmt: skip
+                mine,
+                right,
+                "{kind} of rank {rank} of {ranks} after {n} batches (backward needs the weights that the "
+                "forward of the same batch has read)",
+                kind=("weight", "bias")[number % 2],
+                rank=number // 2,
+                ranks=ranks,
+                n=len(inputs),
+                atol=1e-10,
+            )
     uses_what_arrives(t, run, Kind.RECV, rank=t.integer(1, 2))
 
 
@@ -233,7 +303,10 @@ def check_versions_kept(student, t):
     "A version is freed after its backward"
     ranks, batches, width = 2, 12, 512
     weights = [[(t.normal(width, width) / 23, t.normal(width))] for _ in range(ranks)]
-    inputs, targets = [t.normal(2, width) for _ in range(batches)], [t.integers(0, width - 1, 2) for _ in range(batches)]
+    inputs, targets = (
+        [t.normal(2, width) for _ in range(batches)],
+        [t.integers(0, width - 1, 2) for _ in range(batches)],
+    )
     run = asynchronously(student, weights, inputs, targets, 0.05)
     want = asynchronous_twin(weights, inputs, targets, 0.05, [1, 0])
     for rank, (got, right) in enumerate(zip(run.results, want)):
@@ -241,9 +314,13 @@ def check_versions_kept(student, t):
         unit, versions, held = 4 * width * width, ranks - rank, run.memory(rank, "at work")
         t.that(
             held <= (versions + 6) * unit,
-            "rank {rank} holds {held} MB; its weights have {unit} MB and it needs at most {n} versions of them: free each after its backward",
-            rank=rank, held=held // 2**20, unit=unit // 2**20, n=versions,
-        )  # fmt: skip
+            "rank {rank} holds {held} MB; its weights have {unit} MB and it needs at most {n} versions of "
+            "them: free each after its backward",
+            rank=rank,
+            held=held // 2**20,
+            unit=unit // 2**20,
+            n=versions,
+        )
 
 
 # -- 6 · a step
@@ -256,27 +333,37 @@ def check_whole_step(student, t):
         weights, micro_batches, size = model_of(t, ranks), ranks + t.integer(1, 3), t.integer(3, 5)
         inputs, targets = samples_of(t, weights, [size] * micro_batches)
         targets[0][: t.integer(1, 2)] = IGNORED
-        every = [*samples_of(t, weights, [size] * micro_batches)[1], *targets]  # those of another pipeline come first
+        # those of another pipeline come first
+        every = [*samples_of(t, weights, [size] * micro_batches)[1], *targets]
         every[0][:1] = IGNORED
         run = together(student, weights, inputs, targets, every)
         alone, grads = whole_step(weights, inputs, targets)
-        valid, valid_of_all = (sum(int((target != IGNORED).sum()) for target in each) for each in (targets, every))
-        loss, grads = alone * valid / valid_of_all, [[grad * (valid / valid_of_all) for grad in stage] for stage in grads]
+        valid, valid_of_all = (
+            sum(int((target != IGNORED).sum()) for target in each) for each in (targets, every)
+        )
+        loss, grads = (
+            alone * valid / valid_of_all,
+            [[grad * (valid / valid_of_all) for grad in stage] for stage in grads],
+        )
         sizes = {"ranks": ranks, "m": micro_batches}
         of_last = t.number(run.results[-1]["loss"], "what pipeline_step returns on the last rank")
         t.number(run.results[0]["loss"], "what pipeline_step returns on the first rank")
         known = {
-            "world size {ranks}, {m} micro-batches: the loss is divided by the targets of this pipeline (`targets`). "
-            "`every_target` has those of the whole batch": alone,
-            "world size {ranks}, {m} micro-batches: the loss of the last rank is divided by all targets, not by those that are not -100":
-                alone * valid / (2 * size * micro_batches),
-            "world size {ranks}, {m} micro-batches: the loss of the last rank is that of one micro-batch divided by its targets, added up":
-                sum(whole_step(weights, [x], [y])[0] for x, y in zip(inputs, targets)),
-        }  # fmt: skip
+            "world size {ranks}, {m} micro-batches: the loss is divided by the targets of this pipeline "
+            "(`targets`). `every_target` has those of the whole batch": alone,
+            "world size {ranks}, {m} micro-batches: the loss of the last rank is divided by all targets, "
+            "not by those that are not -100": alone * valid / (2 * size * micro_batches),
+            "world size {ranks}, {m} micro-batches: the loss of the last rank is that of one micro-batch "
+            "divided by its targets, added up": sum(
+                whole_step(weights, [x], [y])[0] for x, y in zip(inputs, targets)
+            ),
+        }
         wrong_if(t, of_last, loss, known, **sizes)
-        t.that(near(of_last, loss), "world size {ranks}, {m} micro-batches: the last rank returns the loss {got:g}; "
-               "its micro-batches add {want:g} to the mean over the targets in every_target",
-               got=of_last, want=loss, **sizes)  # fmt: skip
+        message = (
+            "world size {ranks}, {m} micro-batches: the last rank returns the loss {got:g}; "
+            "its micro-batches add {want:g} to the mean over the targets in every_target"
+        )
+        t.that(near(of_last, loss), message, got=of_last, want=loss, **sizes)
         same_gradients(t, run, grads, "after pipeline_step (world size {ranks}, {m} micro-batches)", **sizes)
     uses_what_arrives(t, run, Kind.RECV, rank=1)
 
@@ -295,11 +382,13 @@ def check_hybrid_gradients(student, t):
         for rank, result in enumerate(dry.results):
             t.that(
                 result["passed"] == [list(map(str, in_the_grid(rank, stages)))],
-                "{replicas} pipelines of {stages} stages: hybrid_step on rank {rank} should call step({want}) once, your calls are {got}. "
-                "The neighbours are numbers of ranks, not of stages",
-                rank=rank, want=", ".join(map(str, in_the_grid(rank, stages))),
-                got=", ".join("step({}, {})".format(*each) for each in result["passed"]) or "none", **sizes,
-            )  # fmt: skip
+                "{replicas} pipelines of {stages} stages: hybrid_step on rank {rank} should call "
+                "step({want}) once, your calls are {got}. The neighbours are numbers of ranks, not of stages",
+                rank=rank,
+                want=", ".join(map(str, in_the_grid(rank, stages))),
+                got=", ".join("step({}, {})".format(*each) for each in result["passed"]) or "none",
+                **sizes,
+            )
         run = hybrid(student, weights, inputs, targets, replicas, own=True)
         _, grads = whole_step(weights, inputs, targets)
         for rank, result in enumerate(run.results):
@@ -307,9 +396,13 @@ def check_hybrid_gradients(student, t):
                 not near(result["grads"], [right / replicas for right in grads[rank % stages]]),
                 "{replicas} pipelines of {stages} stages: rank {rank} has the mean over pipelines. "
                 "The loss is already divided by the targets of all pipelines: add, do not average",
-                rank=rank, **sizes,
-            )  # fmt: skip
-        what = "({replicas} pipelines of {stages} stages: add the gradients of all ranks with this stage, once, after the step)"
+                rank=rank,
+                **sizes,
+            )
+        what = (
+            "({replicas} pipelines of {stages} stages: add the gradients of all ranks with this stage, "
+            "once, after the step)"
+        )
         same_gradients(t, run, grads, what, **sizes)
 
 
@@ -326,11 +419,11 @@ def check_hybrid_traffic(student, t):
         want = sum(right.nbytes for right in grads[rank % 2])
         messages = run.bytes(rank, Kind.SEND) + run.bytes(rank, Kind.RECV)
         got = run.bytes(rank) - messages
-        t.that(
-            got == want == run.bytes(rank, Kind.ALL_REDUCE),
-            "beside the messages of its pipeline, rank {rank} passes {got} bytes; the gradients of its stage have {want}, and all-reduce is enough",
-            rank=rank, got=got, want=want,
-        )  # fmt: skip
+        message = (
+            "beside the messages of its pipeline, rank {rank} passes {got} bytes; the gradients of its "
+            "stage have {want}, and all-reduce is enough"
+        )
+        t.that(got == want == run.bytes(rank, Kind.ALL_REDUCE), message, rank=rank, got=got, want=want)
     uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 3))
 
 
@@ -343,11 +436,11 @@ def check_groups_are_made_once(student, t):
     _, grads = whole_step(weights, inputs, targets)
     for rank, result in enumerate(run.results):
         for mine, right in zip(result["grads"], grads[rank % 2]):
-            t.tensor(mine, "a gradient of rank {rank} after the third step", rank=rank, shape=right.shape, dtype=right.dtype)
+            what = "a gradient of rank {rank} after the third step"
+            t.tensor(mine, what, rank=rank, shape=right.shape, dtype=right.dtype)
         groups = {call.group for call in run.calls(rank, Kind.ALL_REDUCE)}
-        t.that(
-            len(groups) <= 1,
-            "in 3 steps rank {rank} adds gradients in {count} groups: hybrid_step makes a process group in every step. "
-            "That is slow, and the groups are never freed: use `group`, which was made once",
-            rank=rank, count=len(groups),
-        )  # fmt: skip
+        message = (
+            "in 3 steps rank {rank} adds gradients in {count} groups: hybrid_step makes a process group in "
+            "every step. That is slow, and the groups are never freed: use `group`, which was made once"
+        )
+        t.that(len(groups) <= 1, message, rank=rank, count=len(groups))

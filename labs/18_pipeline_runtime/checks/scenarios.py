@@ -1,4 +1,5 @@
-"""The code that calls the student's functions: a stage, a layer, or a rank of a pipeline, without expected values."""
+"""The code that calls the student's functions: a stage, a layer, or a rank of a pipeline, without expected
+values."""
 
 # ruff: noqa: F821 - the process that runs these functions defines torch and mark
 
@@ -49,7 +50,9 @@ def tokens_to_loss(student, rank, world, table, ids, targets):
         if "floating point" in str(error):
             return {"refused": True}
         raise
-    loss = student.stage_forward(torch.nn.Tanh(), kept[1], 0, middle, lambda output: torch.nn.functional.cross_entropy(output, targets))
+    loss = student.stage_forward(
+        torch.nn.Tanh(), kept[1], 0, middle, lambda output: torch.nn.functional.cross_entropy(output, targets)
+    )
     student.stage_backward(kept[0], 0, student.stage_backward(kept[1], 0, None))
     return {"loss": loss, "grad": first.weight.grad, "refused": False}
 
@@ -96,7 +99,10 @@ def one_step(student, rank, world, rows, weights, inputs, targets, shapes, total
     row = student.with_messages(rows)[rank]
     before, after = (rank - 1 if rank > 0 else None), (rank + 1 if rank < world - 1 else None)
     loss = torch.as_tensor(student.run_row(row, forward, backward, inputs, shapes, before, after)).detach()
-    return {"loss": float(loss) if rank == world - 1 else None, "grads": [parameter.grad for parameter in stage.parameters()]}
+    return {
+        "loss": float(loss) if rank == world - 1 else None,
+        "grads": [parameter.grad for parameter in stage.parameters()],
+    }
 
 
 @scenario
@@ -128,7 +134,9 @@ def neighbours(student, rank, world, stages):
 
 
 @scenario
-def side_by_side(student, rank, world, steps, stages, rows, weights, inputs, targets, shapes, total, neighbours=None):
+def side_by_side(
+    student, rank, world, steps, stages, rows, weights, inputs, targets, shapes, total, neighbours=None
+):
     """Run a step of one rank of several pipelines of ``stages`` ranks each."""
     torch.set_default_dtype(weights[0][0].dtype)
     stage, kept = torch.nn.Sequential(), {}
@@ -151,7 +159,9 @@ def side_by_side(student, rank, world, steps, stages, rows, weights, inputs, tar
 
     def step(before, after):
         before, after = neighbours or (before, after)
-        student.run_row(student.with_messages(rows)[rank % stages], forward, backward, inputs, shapes, before, after)
+        student.run_row(
+            student.with_messages(rows)[rank % stages], forward, backward, inputs, shapes, before, after
+        )
 
     group = student.stage_group(rank, world, stages)
     for _ in range(steps):

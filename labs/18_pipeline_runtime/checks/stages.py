@@ -18,7 +18,7 @@ from dlo_lib.grading.checks.schedules import (
     read_table,
 )
 from dlo_lib.labkit import UserError
-from dlo_lib.labkit.compare import near, wrong_if
+from dlo_lib.labkit.compare import near, same, wrong_if
 from dlo_lib.parallel.pipeline.simulate import Costs, simulate
 from dlo_lib.parallel.pipeline.table import Schedule, in_a_loop
 
@@ -41,7 +41,8 @@ from .twins import (
 
 def batch_of(t, sizes: list[int]) -> tuple[list[Tensor], list[Tensor]]:
     """Draw logits and targets of micro-batches."""
-    return [t.normal(size, 5, dtype=torch.float64) for size in sizes], [t.integers(0, 4, size) for size in sizes]
+    logits = [t.normal(size, 5, dtype=torch.float64) for size in sizes]
+    return logits, [t.integers(0, 4, size) for size in sizes]
 
 
 def parts(student, t, outputs: list[Tensor], targets: list[Tensor]) -> list[float]:
@@ -57,12 +58,11 @@ def check_equal_parts(student, t):
         outputs, targets = batch_of(t, [4] * micro_batches)
         got = sum(parts(student, t, outputs, targets))
         want = summed(torch.cat(outputs), torch.cat(targets)) / (4 * micro_batches)
-        t.that(
-            bool(abs(got - want) < 1e-6),
-            "with {m} micro-batches the parts add up to {got:g}, which is {times:.2f} times the mean of the whole batch, {want:g}. "
-            "Gradients add up over micro-batches, and are not divided afterwards",
-            m=micro_batches, got=got, want=want, times=got / want,
-        )  # fmt: skip
+        message = (
+            "with {m} micro-batches the parts add up to {got:g}, which is {times:.2f} times the mean of the "
+            "whole batch, {want:g}. Gradients add up over micro-batches, and are not divided afterwards"
+        )
+        t.that(bool(abs(got - want) < 1e-6), message, m=micro_batches, got=got, want=want, times=got / want)
 
 
 @check("loss", points=2)
@@ -70,13 +70,16 @@ def check_weight_of_a_sample(student, t):
     "Every sample has the same weight, also in a small micro-batch"
     sizes = [6, t.integer(3, 5), t.integer(1, 2)]
     outputs, targets = batch_of(t, sizes)
-    weights = [part / summed(output, target) for part, output, target in zip(parts(student, t, outputs, targets), outputs, targets)]
+    got = parts(student, t, outputs, targets)
+    weights = [part / summed(*pair) for part, pair in zip(got, zip(outputs, targets))]
     t.that(
         bool(abs(weights[0] - weights[-1]) < 1e-6 * abs(weights[0])),
-        "a sample of the micro-batch of {small} has {ratio:.2f} times the weight of one of the micro-batch of {large}: "
-        "the mean of means is not the mean",
-        small=sizes[-1], large=sizes[0], ratio=weights[-1] / weights[0] if weights[0] else float("inf"),
-    )  # fmt: skip
+        "a sample of the micro-batch of {small} has {ratio:.2f} times the weight of one of the micro-batch "
+        "of {large}: the mean of means is not the mean",
+        small=sizes[-1],
+        large=sizes[0],
+        ratio=weights[-1] / weights[0] if weights[0] else float("inf"),
+    )
 
 
 @check("loss", points=1)
@@ -87,11 +90,10 @@ def check_padding(student, t):
     total = sum(summed(output, target) for output, target in zip(outputs, targets))
     valid, every = sum(int((target != IGNORED).sum()) for target in targets), sum(map(len, targets))
     got = sum(parts(student, t, outputs, targets))
-    message = "{padded} of {every} targets are -100: divide by the number of targets that are not, and not by all"
+    message = "{padded} of {every} targets are -100: divide by the number of those that are not"
     wrong_if(t, got, total / valid, {message: total / every}, padded=every - valid, every=every)
-    t.that(
-        bool(abs(got - total / valid) < 1e-6), "with padding the parts add up to {got:g} instead of {want:g}", got=got, want=total / valid
-    )
+    message = "with padding the parts add up to {got:g} instead of {want:g}"
+    t.that(bool(abs(got - total / valid) < 1e-6), message, got=got, want=total / valid)
 
 
 # -- 2 · one stage
@@ -101,7 +103,10 @@ def through(student, t, order: list[tuple[str, int]]) -> tuple[dict, dict, dict]
     """Return the case, the student's results and those of one graph."""
     case = stage_case(t, order)
     got = student.ranks(through_stages, [case]).results[0]
-    message = "stage_backward of the second stage returns None: only a leaf that requires a gradient gets .grad, so make x such a leaf in stage_forward"
+    message = (
+        "stage_backward of the second stage returns None: only a leaf that requires a gradient gets .grad, "
+        "so make x such a leaf in stage_forward"
+    )
     t.that(got["lost"] is False, message)
     return case, got, one_graph(case["weights"], case["inputs"], case["grads"])
 
@@ -111,9 +116,9 @@ def check_stage_gradients(student, t):
     "The gradients of two successive stages are those of the whole model"
     _, got, want = through(student, t, [("F", 0), ("B", 0)])
     t.close(got["outputs"][0], want["outputs"][0], "the output of the second stage", atol=1e-10)
-    for i, (mine, right) in enumerate(zip(got["weights"], want["weights"])):
-        t.close(mine, right, "the gradient of the weights of stage {i}", i=i, atol=1e-10)
-    t.close(got["inputs"][0], want["inputs"][0], "what stage_backward returns, the gradient of the input", atol=1e-10)
+    same(t, got["weights"], want["weights"], "the gradient of the weights of stage {i}", atol=1e-10)
+    what = "what stage_backward returns, the gradient of the input"
+    t.close(got["inputs"][0], want["inputs"][0], what, atol=1e-10)
 
 
 @check("stage", points=1, seconds=20)
@@ -121,11 +126,11 @@ def check_input_unchanged(student, t):
     "The argument x is not changed"
     _, got, want = through(student, t, [("F", 0), ("B", 0)])
     t.close(got["outputs"][0], want["outputs"][0], "the output", atol=1e-10)
-    t.that(
-        got["changed"] is False,
-        "stage_forward has changed its argument x: requires_grad_() works in place. The tensor belongs to the caller, "
-        "so make the leaf from x.detach()",
+    message = (
+        "stage_forward has changed its argument x: requires_grad_() works in place. The tensor belongs to "
+        "the caller, so make the leaf from x.detach()"
     )
+    t.that(got["changed"] is False, message)
 
 
 @check("stage", points=1, seconds=20)
@@ -133,10 +138,8 @@ def check_output_without_graph(student, t):
     "The output that is sent has no graph"
     _, got, want = through(student, t, [("F", 0), ("B", 0)])
     t.close(got["outputs"][0], want["outputs"][0], "the output", atol=1e-10)
-    t.that(
-        got["attached"] is False,
-        "the output that stage_forward returns still has its graph: the next rank receives only numbers, so detach()",
-    )
+    message = "the output of stage_forward still has its graph: the next rank gets numbers only, so detach()"
+    t.that(got["attached"] is False, message)
 
 
 @check("stage", points=1, seconds=20)
@@ -145,8 +148,10 @@ def check_micro_batches_apart(student, t):
     case, got, want = through(student, t, [("F", 0), ("F", 1), ("B", 0), ("F", 2), ("B", 1), ("B", 2)])
     last = one_graph(case["weights"], case["inputs"][-1:], case["grads"][-1:])
     for i, (mine, right, alone) in enumerate(zip(got["weights"], want["weights"], last["weights"])):
-        t.that(not near([mine], [alone]), "stage {i} has only the gradient of the last micro-batch: add to .grad, do not replace it", i=i)
-        t.close(mine, right, "with 2 micro-batches in flight, the gradient of the weights of stage {i}", i=i, atol=1e-10)
+        message = "stage {i} has only the gradient of the last micro-batch: add to .grad, do not replace it"
+        t.that(not near([mine], [alone]), message, i=i)
+        what = "with 2 micro-batches in flight, the gradient of the weights of stage {i}"
+        t.close(mine, right, what, i=i, atol=1e-10)
 
 
 @check("stage", points=1, seconds=30)
@@ -155,14 +160,17 @@ def check_stage_memory(student, t):
     size, width, micro_batches = 2048, 128, 16
     weight, inputs = t.normal(width, width) / 11, [t.normal(size, width) for _ in range(micro_batches)]
     run = student.ranks(long_row, [{"weight": weight, "inputs": inputs}])
-    t.close(run.results[0], float(sum(torch.tanh(x @ weight.T).sum() for x in inputs)), "the sum of all outputs", rtol=1e-3, atol=1.0)
+    want = float(sum(torch.tanh(x @ weight.T).sum() for x in inputs))
+    t.close(run.results[0], want, "the sum of all outputs", rtol=1e-3, atol=1.0)
     unit, held = 4 * size * width, run.memory(0, "after a turn")
     t.that(
         held <= (micro_batches + 11) * unit,
-        "{held} MB are held; a micro-batch has {unit} MB, the inputs have {inputs} MB, and at most two micro-batches are in flight. "
-        "Take out of `kept` what backward has used",
-        held=held // 2**20, unit=unit // 2**20, inputs=micro_batches * unit // 2**20,
-    )  # fmt: skip
+        "{held} MB are held; a micro-batch has {unit} MB, the inputs have {inputs} MB, and at most two "
+        "micro-batches are in flight. Take out of `kept` what backward has used",
+        held=held // 2**20,
+        unit=unit // 2**20,
+        inputs=micro_batches * unit // 2**20,
+    )
 
 
 @check("stage", points=1, seconds=20)
@@ -209,7 +217,8 @@ def check_in_flight(student, t):
         schedule, call = own_table(student, t, ranks, micro_batches)
         mostly_there(t, schedule, call, "FB")
         most = [min(micro_batches, ranks - rank) for rank in range(ranks)]
-        holds_no_more(t, schedule, most, call, "It begins too many forwards before its first backward: AFAB does, 1F1B does not.")
+        why = "It begins too many forwards before its first backward: AFAB does, 1F1B does not."
+        holds_no_more(t, schedule, most, call, why)
 
 
 @check("table", points=1)
@@ -224,12 +233,11 @@ def check_no_more_bubble(student, t):
         except UserError:
             continue  # the table cannot run: another check reports it
         best = (micro_batches + ranks - 1) * (forward + 2 * half)
-        t.that(
-            bool(run.makespan <= best * (1 + SLACK)),
-            "{call} takes {got:.3g}, longer than (m + p - 1)(F + B) = {want:.3g}: a rank begins with too few forwards, "
-            "so it waits for the next one before its first backward",
-            call=call, got=run.makespan, want=best,
-        )  # fmt: skip
+        message = (
+            "{call} takes {got:.3g}, longer than (m + p - 1)(F + B) = {want:.3g}: a rank begins with too "
+            "few forwards, so it waits for the next one before its first backward"
+        )
+        t.that(bool(run.makespan <= best * (1 + SLACK)), message, call=call, got=run.makespan, want=best)
 
 
 # -- 9 · the split backward
@@ -245,17 +253,16 @@ def split_run(student, t, micro_batches: int) -> tuple[dict, tuple[list[Tensor],
 def check_input_part(student, t):
     "The gradient of the input is returned at once"
     result, (inputs, _, _) = split_run(student, t, 1)
-    t.close(result["inputs"][0], inputs[0], "what linear_backward returns, the gradient of the input", atol=1e-10)
+    what = "what linear_backward returns, the gradient of the input"
+    t.close(result["inputs"][0], inputs[0], what, atol=1e-10)
 
 
 @check("split", points=1, seconds=20)
 def check_weight_part_waits(student, t):
     "The weight part is left for later"
     result, (inputs, _, _) = split_run(student, t, 2)
-    t.that(
-        result["early"] is False and result["left"] > 0,
-        "weight.grad or bias.grad is set before the work in `later` has run: the previous stage waits while you compute it",
-    )
+    message = "weight.grad or bias.grad is set before the work in `later` has run: the stage before waits"
+    t.that(result["early"] is False and result["left"] > 0, message)
     for mine, right in zip(result["inputs"], inputs):
         t.tensor(mine, "what linear_backward returns", shape=right.shape, dtype=right.dtype)
 
@@ -272,7 +279,10 @@ def check_weight_part(student, t):
 def check_weight_parts_add_up(student, t):
     "The weight parts of several micro-batches add up"
     result, (_, weight, _) = split_run(student, t, 3)
-    message = "after the weight parts of 3 micro-batches, weight.grad is not the sum of theirs: add to .grad, do not replace it"
+    message = (
+        "after the weight parts of 3 micro-batches, weight.grad is not the sum of theirs: add to .grad, do "
+        "not replace it"
+    )
     t.that(near([result["weight"]], [weight]), message)
 
 
@@ -282,8 +292,10 @@ def check_weight_parts_add_up(student, t):
 def is_cut(student, t, costs: list[float], stages: int) -> list[int]:
     """Return the student's starts; check their number and types."""
     starts = t.items(student.stage_starts(costs, stages), stages, "stage_starts(costs, stages)")
-    good = all(type(start) is int and 0 <= start <= len(costs) for start in starts) and starts == sorted(starts) and starts[0] == 0
-    t.that(good, "stage_starts returns {starts}, not whole numbers in ascending order of which the first is 0", starts=starts)
+    whole = all(type(start) is int and 0 <= start <= len(costs) for start in starts)
+    good = whole and starts == sorted(starts) and starts[0] == 0
+    message = "stage_starts returns {starts}, not whole numbers in ascending order of which the first is 0"
+    t.that(good, message, starts=starts)
     return starts
 
 
@@ -291,11 +303,13 @@ def is_cut(student, t, costs: list[float], stages: int) -> list[int]:
 def check_no_empty_stage(student, t):
     "No stage is empty"
     number = t.integer(6, 8)
-    for costly in (0, t.integer(1, number - 2), number - 1):  # where it stands decides which ways to break a tie leave a stage empty
+    # Where the costly piece stands decides which ways to break a tie leave a stage empty.
+    for costly in (0, t.integer(1, number - 2), number - 1):
         costs = [float(t.integer(1, 3)) for _ in range(number)]
-        costs[costly] = 100.0  # more than all others together: a further stage cannot help, and still must not be empty
+        costs[costly] = 100.0  # more than all others: a further stage cannot help, and must not be empty
         starts = is_cut(student, t, costs, number - t.integer(1, 2))
-        empty = [stage for stage, (start, end) in enumerate(zip(starts, [*starts[1:], number])) if start == end]
+        ends = [*starts[1:], number]
+        empty = [stage for stage, (start, end) in enumerate(zip(starts, ends)) if start == end]
         message = "stage {stage} is empty, your starts are {starts}: its rank has nothing to compute"
         t.that(not empty, message, stage=empty[0] if empty else 0, starts=starts)
 
@@ -305,15 +319,19 @@ def check_balanced(student, t):
     "The slowest stage is as fast as possible"
     for stages in (1, 2, 3, 4):
         costs = [float(cost) for cost in t.integers(1, 9, t.integer(8, 10)).tolist()]
-        costs[0], costs[-1] = 0.0, float(t.integer(10, 20))  # an embedding, which costs no FLOPs, and a costly head
+        costs[0], costs[-1] = 0.0, float(t.integer(10, 20))  # an embedding without FLOPs, and a costly head
         starts = is_cut(student, t, costs, stages)
         got, want = slowest(costs, starts), least_slowest(costs, stages)
         t.that(
             bool(got <= want + 1e-9),
-            "{stages} stages of {costs} that begin at {starts}: the slowest costs {got:g}, but {want:g} is possible. "
-            "Equal numbers of pieces are not equal costs",
-            stages=stages, costs=[int(cost) for cost in costs], starts=starts, got=got, want=want,
-        )  # fmt: skip
+            "{stages} stages of {costs} that begin at {starts}: the slowest costs {got:g}, but {want:g} is "
+            "possible. Equal numbers of pieces are not equal costs",
+            stages=stages,
+            costs=[int(cost) for cost in costs],
+            starts=starts,
+            got=got,
+            want=want,
+        )
 
 
 @check("partition", points=2, seconds=5)
@@ -323,12 +341,13 @@ def check_measured_costs(student, t):
     stages = t.integer(5, 8)
     starts = is_cut(student, t, costs, stages)
     got, want = slowest(costs, starts), least_by_bisection(costs, stages)
-    t.that(
-        bool(got <= want * (1 + 1e-6)),
-        "{pieces} pieces that take some milliseconds, in {stages} stages: your slowest takes {got:.2f} ms, but {want:.2f} ms is possible. "
-        "Costs are fractions of a second, so a limit cannot be searched among whole numbers",
-        pieces=len(costs), stages=stages, got=1e3 * got, want=1e3 * want,
-    )  # fmt: skip
+    values = {"pieces": len(costs), "stages": stages, "got": 1e3 * got, "want": 1e3 * want}
+    message = (
+        "{pieces} pieces that take some milliseconds, in {stages} stages: your slowest takes {got:.2f} ms, "
+        "but {want:.2f} ms is possible. Costs are fractions of a second, so a limit cannot be searched "
+        "among whole numbers"
+    )
+    t.that(bool(got <= want * (1 + 1e-6)), message, **values)
 
 
 # -- 11 · delayed gradients
@@ -337,7 +356,8 @@ def check_measured_costs(student, t):
 def trained(student, t, case: dict) -> list[Tensor]:
     got = t.items(student.ranks(delayed_run, [case]).results[0], len(case["delays"]), "delayed_training(...)")
     for stage, weight in enumerate(got):
-        t.tensor(weight, "weights {stage} of delayed_training(...)", stage=stage, shape=(3,), dtype=torch.float64)
+        what = "weights {stage} of delayed_training(...)"
+        t.tensor(weight, what, stage=stage, shape=(3,), dtype=torch.float64)
     return got
 
 
@@ -345,8 +365,8 @@ def trained(student, t, case: dict) -> list[Tensor]:
 def check_no_delay(student, t):
     "Without delay the training is plain gradient descent"
     case = delayed_case(t, [0, 0], t.integer(4, 8))
-    for stage, (mine, right) in enumerate(zip(trained(student, t, case), delayed_twin(**case))):
-        t.close(mine, right, "with no delay, weights {stage} after {steps} steps", stage=stage, steps=case["steps"], atol=1e-10)
+    what = "with no delay, weights {i} after {steps} steps"
+    same(t, trained(student, t, case), delayed_twin(**case), what, steps=case["steps"], atol=1e-10)
 
 
 @check("delayed", points=2, seconds=20)
@@ -364,10 +384,11 @@ def check_delay(student, t):
         for by, words in mistakes.items():
             wrong = {**case, "delays": [max(0, delay + by) if by else 0 for delay in delays]}
             known["with delays {delays} your weights are " + words] = delayed_twin(**wrong)
-        known[
-            "with delays {delays} your step starts from the old weights: the gradient is one of old weights, but the newest are updated"
-        ] = delayed_twin(**case, from_old=True)
-        wrong_if(t, got, delayed_twin(**case), known, rtol=1e-9, delays=delays)
-        message = "with delays {delays}, weights {stage} (before step `delay` there is only version 0)"
-        for stage, (mine, right) in enumerate(zip(got, delayed_twin(**case))):
-            t.close(mine, right, message, delays=delays, stage=stage, atol=1e-10)
+        from_old = (
+            "with delays {delays} your step starts from the old weights: the gradient is one of old weights, "
+            "but the newest are updated"
+        )
+        want, known[from_old] = delayed_twin(**case), delayed_twin(**case, from_old=True)
+        wrong_if(t, got, want, known, rtol=1e-9, delays=delays)
+        what = "with delays {delays}, weights {i} (before step `delay` there is only version 0)"
+        same(t, got, want, what, delays=delays, atol=1e-10)

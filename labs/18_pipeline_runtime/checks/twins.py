@@ -1,4 +1,5 @@
-"""The results that the checks compare with: the best of all cuts, autograd on the whole model, delayed training."""
+"""The results that the checks compare with: the best of all cuts, autograd on the whole model, delayed
+training."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def slowest(costs: list[float], starts: list[int]) -> float:
 @twin
 def least_slowest(costs: list[float], stages: int) -> float:
     """Return the least cost of the slowest stage, by trying every cut."""
-    return min(slowest(costs, [0, *inner]) for inner in itertools.combinations(range(1, len(costs)), stages - 1))
+    return min(
+        slowest(costs, [0, *inner]) for inner in itertools.combinations(range(1, len(costs)), stages - 1)
+    )
 
 
 def summed(output: Tensor, target: Tensor) -> float:
@@ -65,7 +68,11 @@ def one_graph(weights: list[Tensor], inputs: list[Tensor], grads: list[Tensor]) 
     for weight in weights:
         outputs = [torch.tanh(y @ weight.T) for y in outputs]
     found = list(torch.autograd.grad(outputs, [*inputs, *weights], grads))
-    return {"outputs": [output.detach() for output in outputs], "inputs": found[: len(inputs)], "weights": found[len(inputs) :]}
+    return {
+        "outputs": [output.detach() for output in outputs],
+        "inputs": found[: len(inputs)],
+        "weights": found[len(inputs) :],
+    }
 
 
 @twin
@@ -79,10 +86,13 @@ def whole_step(
 ) -> tuple[float, list[list[Tensor]]]:
     """Return loss and gradients by stage of the whole model in one process.
 
-    ``input_plus`` adds to one element of the input of stage ``at`` in micro-batch 0, ``gradient_plus`` to one of the
-    gradient that the stage receives.
+    ``input_plus`` adds to one element of the input of stage ``at`` in micro-batch 0, ``gradient_plus`` to one
+    of the gradient that the stage receives.
     """
-    own = [[(weight.clone().requires_grad_(), bias.clone().requires_grad_()) for weight, bias in stage] for stage in weights]
+    own = [
+        [(weight.clone().requires_grad_(), bias.clone().requires_grad_()) for weight, bias in stage]
+        for stage in weights
+    ]
     total = sum(int((target != IGNORED).sum()) for target in targets)
     loss = torch.zeros((), dtype=inputs[0].dtype)
     for i, (x, target) in enumerate(zip(inputs, targets)):
@@ -105,11 +115,15 @@ def _one(like: Tensor, element: int, by: float) -> Tensor:
 
 
 @twin
-def whole_layer(xs: list[Tensor], grads: list[Tensor], weight: Tensor, bias: Tensor) -> tuple[list[Tensor], Tensor, Tensor]:
+def whole_layer(
+    xs: list[Tensor], grads: list[Tensor], weight: Tensor, bias: Tensor
+) -> tuple[list[Tensor], Tensor, Tensor]:
     """Return the gradients of the inputs, the weight and the bias of a linear layer, by autograd."""
     weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
     xs = [x.clone().requires_grad_() for x in xs]
-    *inputs, weight_grad, bias_grad = torch.autograd.grad([F.linear(x, weight, bias) for x in xs], [*xs, weight, bias], grads)
+    *inputs, weight_grad, bias_grad = torch.autograd.grad(
+        [F.linear(x, weight, bias) for x in xs], [*xs, weight, bias], grads
+    )
     return inputs, weight_grad, bias_grad
 
 
@@ -118,7 +132,12 @@ def whole_layer(xs: list[Tensor], grads: list[Tensor], weight: Tensor, bias: Ten
 
 @twin
 def delayed_twin(
-    weights: list[Tensor], goals: list[Tensor], lr: float, delays: list[int], steps: int, from_old: bool = False
+    weights: list[Tensor],
+    goals: list[Tensor],
+    lr: float,
+    delays: list[int],
+    steps: int,
+    from_old: bool = False,
 ) -> list[Tensor]:
     """Compute w_s(t+1) = w_s(t) - lr * gradient_s at the versions max(0, t - delay_r) of each stage r.
 
@@ -134,15 +153,24 @@ def delayed_twin(
 
 
 @twin
-def asynchronous_twin(weights: Stages, inputs: list[Tensor], targets: list[Tensor], lr: float, delays: list[int]) -> list[list[Tensor]]:
+def asynchronous_twin(
+    weights: Stages, inputs: list[Tensor], targets: list[Tensor], lr: float, delays: list[int]
+) -> list[list[Tensor]]:
     """Train in one process, batch after batch; stage s reads weights that are ``delays[s]`` updates old."""
     versions = [[[tensor for pair in stage for tensor in pair]] for stage in weights]
     for now, (x, target) in enumerate(zip(inputs, targets)):
-        used = [[tensor.clone().requires_grad_() for tensor in stage[max(0, now - delay)]] for stage, delay in zip(versions, delays)]
+        used = [
+            [tensor.clone().requires_grad_() for tensor in stage[max(0, now - delay)]]
+            for stage, delay in zip(versions, delays)
+        ]
         for tensors in used:
             for weight, bias in zip(tensors[::2], tensors[1::2]):
                 x = torch.tanh(x @ weight.T + bias)
-        found = iter(torch.autograd.grad(F.cross_entropy(x, target), [tensor for tensors in used for tensor in tensors]))
+        found = iter(
+            torch.autograd.grad(
+                F.cross_entropy(x, target), [tensor for tensors in used for tensor in tensors]
+            )
+        )
         for stage in versions:
             stage.append([tensor - lr * next(found) for tensor in stage[-1]])
     return [stage[-1] for stage in versions]

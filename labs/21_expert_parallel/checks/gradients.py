@@ -15,15 +15,23 @@ from .scenarios import reduced, whole_step
 from .twins import moe
 
 REPLICAS = [[0, 2], [1, 3]]
-UNCHANGED = "the gradients of {what} on rank {rank} are unchanged: reduce_gradients should change parameter.grad in place"
+UNCHANGED = "the gradients of {what} on rank {rank} are unchanged: change parameter.grad in place"
 
 
 def reduced_case(student, t) -> tuple[Run, list[list[Tensor]]]:
     """Gradients on a grid of 2 × 2 ranks after ``reduce_gradients``: shared ones, and those of experts."""
     shape = t.integer(1, 4), 2
     held = [[double(t, *shape) for _ in range(4)] for _ in range(2)]
-    inputs = [{"shared": [held[0][rank], None], "experts": [held[1][rank], None], "groups": REPLICAS} for rank in range(4)]
-    return explained(student, reduced, inputs, {"Expected parameter `tensor`": "A parameter without gradient has None: skip it"}), held
+    inputs = [
+        {"shared": [held[0][rank], None], "experts": [held[1][rank], None], "groups": REPLICAS}
+        for rank in range(4)
+    ]
+    return explained(
+        student,
+        reduced,
+        inputs,
+        {"Expected parameter `tensor`": "A parameter without gradient has None: skip it"},
+    ), held
 
 
 @check("gradients", points=1, seconds=30)
@@ -38,7 +46,8 @@ def check_shared(student, t):
             UNCHANGED: shared[rank],
             "shared gradients on rank {rank} are summed: they should be the mean over all ranks": sum(shared),
             "shared gradients on rank {rank} are averaged over its replicas only": of_replicas / 2,
-            "shared gradients on rank {rank} are added over its replicas only, not over all ranks": of_replicas / 4,
+            "shared gradients on rank {rank} are added over its replicas, not over all ranks": of_replicas
+            / 4,
             "shared gradients on rank {rank} are not added over all ranks": shared[rank] / 4,
         }
         wrong_if(t, mine, right, mistakes, rank=rank, what="shared parameters")
@@ -55,12 +64,17 @@ def check_expert_gradients(student, t):
         mine, none = t.items(t.items(got, 2, "the gradients")[1], 2, "the gradients")
         of_replicas = sum(experts[other] for other in members_of(REPLICAS, rank, 4))
         right = of_replicas / 4
-        divided = "gradients of experts on rank {rank} are divided by the number of replicas: divide by the number of all ranks, because "
+        divided = (
+            "gradients of experts on rank {rank} are divided by the number of replicas: divide by the "
+            "number of all ranks, because "
+        )
         mistakes = {
             UNCHANGED: experts[rank],
             "gradients of experts on rank {rank} are not added over its replicas": experts[rank] / 4,
-            "gradients of experts on rank {rank} are averaged over all ranks: its neighbours store other experts": sum(experts) / 4,
-            "gradients of experts on rank {rank} are added over its replicas, and not divided: divide by the number of all ranks": of_replicas,
+            "gradients of experts on rank {rank} are averaged over all ranks: its neighbours store other "
+            "experts": sum(experts) / 4,
+            "gradients of experts on rank {rank} are added over its replicas, and not divided: divide by "
+            "the number of all ranks": of_replicas,
             divided + "the tokens of all ranks of an expert group are in them": of_replicas / 2,
         }
         wrong_if(t, mine, right, mistakes, rank=rank, what="experts")
@@ -90,9 +104,22 @@ def check_grid(student, t):
     of_router = sum(right[1] for found in rows for _, right in found) / 4
     for rank, got in enumerate(run.results):
         mine = t.items(got, 3, "the gradients")
-        alone = "the gradient of {what} on rank {rank} has the tokens of its expert group only: add those of its replicas"
+        alone = (
+            "the gradient of {what} on rank {rank} has the tokens of its expert group only: add those of "
+            "its replicas"
+        )
         of_rows = [[each.chunk(ep)[rank % ep] / 4 for each in found[0][1][2:]] for found in rows]
         wants = of_router, *(sum(both) for both in zip(*of_rows))
-        for what, grad, right, group in zip(("the router", "first", "second"), mine, wants, (of_router, *of_rows[rank // ep])):
+        for what, grad, right, group in zip(
+            ("the router", "first", "second"), mine, wants, (of_router, *of_rows[rank // ep])
+        ):
             wrong_if(t, grad, right, {alone: group}, what=what, rank=rank)
-            t.close(grad, right, "the gradient of {what} on rank {rank} of 2 × 2", what=what, rank=rank, rtol=1e-9, atol=1e-10)
+            t.close(
+                grad,
+                right,
+                "the gradient of {what} on rank {rank} of 2 × 2",
+                what=what,
+                rank=rank,
+                rtol=1e-9,
+                atol=1e-10,
+            )

@@ -40,32 +40,39 @@ def route_case(student, t, k: int, bias: Tensor | None = None, size: int = 6) ->
     experts, weights, probabilities = t.items(student.route(x, router, k, bias), 3, "what route returns")
     want, right, all_of_them = chosen(x, router, k, bias)
     logits = x @ router.T
-    mistakes = {
-        "each column of the probabilities adds up to 1, so the softmax is over the tokens: take it over the experts, the last dimension": (
-            torch.softmax(logits, 0)
-        ),
-        "the probabilities are the products x Wᵀ: their softmax over the experts is missing": logits,
-    }
+    over_tokens = (
+        "each column of the probabilities adds up to 1, so the softmax is over the tokens: take it over the "
+        "experts, the last dimension"
+    )
+    missing = "the probabilities are the products x Wᵀ: their softmax over the experts is missing"
+    mistakes = {over_tokens: torch.softmax(logits, 0), missing: logits}
     if bias is not None:
-        inside = "the bias is inside the softmax, and changes the probabilities: add it to them, for the choice only"
+        inside = "the bias is inside the softmax, and changes the probabilities: add it for the choice only"
         mistakes |= {inside: torch.softmax(logits + bias, 1)}
     wrong_if(t, probabilities, all_of_them, mistakes)
     t.close(probabilities, all_of_them, "the probabilities", **EXACT)
     shape = list(experts.shape) if type(experts) is Tensor else experts
-    t.that(shape == list(want.shape), "the experts have the shape {shape}, expected {want}", shape=shape, want=list(want.shape))
+    message = "the experts have the shape {shape}, expected {want}"
+    t.that(shape == list(want.shape), message, shape=shape, want=list(want.shape))
     t.that(experts.dtype == torch.int64, "the experts should be int64, the numbers of experts")
     without = chosen(x, router, k)[0]
     ignored = bool(torch.equal(experts, without)) and not bool(torch.equal(want, without))
     t.that(not ignored, "the bias does not change the choice: add it to the probabilities before topk")
-    others = not bool(torch.equal(experts, want)) and bool(torch.equal(experts.sort(1).values, want.sort(1).values))
-    message = "the chosen experts are right, and in another order: the one with the largest probability, plus the bias if there is one, is the first"
+    same_set = bool(torch.equal(experts.sort(1).values, want.sort(1).values))
+    others = same_set and not bool(torch.equal(experts, want))
+    message = (
+        "the chosen experts are right, and in another order: the one with the largest probability, plus the "
+        "bias if there is one, is the first"
+    )
     t.that(not others, message)
     t.equal(experts.tolist(), want.tolist(), "the chosen experts")
     plain = all_of_them.gather(1, want)
     mistakes = {"the weights of a token do not add up to 1: divide them by their sum": plain}
     if bias is not None:
         scores = plain + bias[want]
-        mistakes |= {"the bias is in the weights: it decides the choice only": scores / scores.sum(1, keepdim=True)}
+        mistakes["the bias is in the weights: it decides the choice only"] = scores / scores.sum(
+            1, keepdim=True
+        )
     wrong_if(t, weights, right, mistakes)
     t.close(weights, right, "the weights", **EXACT)
 
@@ -88,7 +95,11 @@ def check_router_learns(student, t):
     "The router has a gradient through the weights"
     x, router, grad = double(t, 5, 3), double(t, 4, 3), double(t, 5, 2)
     (got,) = student.ranks(learns, [{"x": x, "weight": router, "k": 2, "grad": grad}]).results
-    t.that(got is not None, "the weights have no gradient, so the router cannot learn: take them from the probabilities without detach")
+    t.that(
+        got is not None,
+        "the weights have no gradient, so the router cannot learn: take them from the probabilities without "
+        "detach",
+    )
     t.close(got, weights_gradient(x, router, 2, grad), "the gradient of the router", **EXACT)
 
 
@@ -101,18 +112,23 @@ def order_case(student, t, tokens: int, size: int, k: int) -> None:
     order, counts = t.items(student.sort_choices(experts, size), 2, "what sort_choices returns")
     flat = experts.flatten().tolist()
     want = [flat.count(one) for one in range(size)]
-    short = type(counts) is Tensor and len(counts.shape) == 1 and counts.tolist() == want[: max(flat) + 1] != want
-    t.that(not short, "counts has no entry for the last experts, which have no token: it should have {size}, see minlength", size=size)
+    is_list = type(counts) is Tensor and counts.dim() == 1
+    short = is_list and counts.tolist() == want[: max(flat) + 1] != want
+    message = (
+        "counts lacks the last experts, which have no token: it should have {size} entries, see minlength"
+    )
+    t.that(not short, message, size=size)
     t.tensor(counts, "counts", shape=(size,), dtype=torch.int64)
     t.equal(counts.tolist(), want, "the list of the counts")
     right = [place for one in range(size) for place, each in enumerate(flat) if each == one]
-    known = type(order) is Tensor and order.dtype == torch.int64 and sorted(order.flatten().tolist()) == list(range(len(flat)))
+    known = type(order) is Tensor and order.dtype == torch.int64
+    known = known and sorted(order.flatten().tolist()) == list(range(len(flat)))
     message = "order should have each number from 0 to T·k - 1 once, as int64: the numbers of the choices"
     t.that(known, message)
     for place, (choice, one) in enumerate(zip(order.flatten().tolist(), sorted(flat))):
         message = (
-            "order[{place}] is choice {choice}, which is of expert {got}, expected a choice of expert {one}: number the choices as "
-            "experts.flatten() does"
+            "order[{place}] is choice {choice}, which is of expert {got}, expected a choice of expert "
+            "{one}: number the choices as experts.flatten() does"
         )
         t.that(flat[choice] == one, message, place=place, choice=choice, got=flat[choice], one=one)
     by_expert = [flat[place] for place in order.flatten().tolist()] == sorted(flat)
@@ -131,13 +147,15 @@ def check_order(student, t):
 # -- experts
 
 
-def sorted_rows(t, counts: list[int], hidden: int = 3, inner: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def sorted_rows(t, counts: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Rows, counts and weights of experts, and the right results."""
+    hidden, inner = 3, 4
     rows = double(t, sum(counts), hidden)
     first, second = double(t, len(counts), hidden, inner), double(t, len(counts), inner, hidden)
     owner = [one for one, count in enumerate(counts) for _ in range(count)]
     products = [row @ first[one] for row, one in zip(rows, owner)]
-    want = torch.stack([(inside * torch.sigmoid(inside)) @ second[one] for inside, one in zip(products, owner)])
+    inside = [product * torch.sigmoid(product) for product in products]
+    want = torch.stack([row @ second[one] for row, one in zip(inside, owner)])
     return rows, torch.tensor(counts), first, second, want
 
 
@@ -146,10 +164,12 @@ def check_experts(student, t):
     "Each expert computes its rows"
     rows, counts, first, second, want = sorted_rows(t, [t.integer(1, 3), 0, t.integer(1, 3), t.integer(2, 4)])
     got = student.run_experts(rows, counts, first, second)
-    own = counts[counts > 0].tolist()  # without the expert that has no rows, the next ones would get the weights of others
+    # Without the expert that has no rows, the next ones would get the weights of others.
+    own = counts[counts > 0].tolist()
     shifted = [F.silu(part @ first[one]) @ second[one] for one, part in enumerate(rows.split(own))]
     skipped = (
-        "the experts after one without rows compute with the weights of others: expert e has first[e] and second[e], also if it has no rows"
+        "the experts after one without rows compute with the weights of others: expert e has first[e] and "
+        "second[e], also if it has no rows"
     )
     wrong_if(t, got, want, {skipped: torch.cat(shifted)})
     t.close(got, want, "the result of run_experts", **EXACT)
@@ -162,25 +182,44 @@ def check_only_own_rows(student, t):
     first[1] = second[1] = torch.nan
     inputs = {"rows": rows, "counts": counts, "first": first, "second": second}
     got, flops = t.items(student.ranks(computed, [inputs]).results[0], 2, "what the scenario returns")
-    t.that(type(got) is Tensor and got.shape == want.shape, "run_experts should return a tensor with the shape of rows")
-    message = "the matrix products of run_experts have {flops} FLOPs, expected at most {most}: compute the rows of an expert only, not all rows with a mask"
+    t.tensor(got, "the result of run_experts", shape=want.shape)
+    message = (
+        "the matrix products of run_experts have {flops} FLOPs, expected at most {most}: compute the rows "
+        "of an expert only, not all rows with a mask"
+    )
     most = 4 * rows.numel() * first.shape[2]  # two products, and a multiplication and an addition in each
     t.that(flops <= most, message, flops=flops, most=most)
     nan = torch.isnan(got).any(1).tolist()
     of_next = nan == [False] * 2 + [True] * (len(want) - 2)
-    message = "the rows of the expert after one without rows are computed with the weights of that one: expert e has first[e] and second[e]"
+    message = (
+        "the rows of the expert after one without rows are computed with the weights of that one: expert e "
+        "has first[e] and second[e]"
+    )
     t.that(not of_next, message)
     message = (
-        "an expert without rows has NaN as weights, and NaN is in the result: compute the rows of an expert only, not all rows with a mask"
+        "an expert without rows has NaN as weights, and NaN is in the result: compute the rows of an expert "
+        "only, not all rows with a mask"
     )
     t.that(not bool(torch.isnan(got).any()), message)
     t.close(got, want, "the result of run_experts", **EXACT)
 
 
+FEWER_ROWS = "R may be less than T·k, because a dropped choice has no row: "
 TOO_FEW = {
-    "is invalid for input of size": "R may be less than T·k, because a dropped choice has no row: add each row to its token, without a view (T, k, h)",
-    "must match the size of tensor": "R may be less than T·k, because a dropped choice has no row: row i has the weight of choice order[i]",
+    "is invalid for input of size": FEWER_ROWS + "add each row to its token, without a view (T, k, h)",
+    "must match the size of tensor": FEWER_ROWS + "row i has the weight of choice order[i]",
 }
+
+
+UNSORTED = (
+    "the weights are in the order of the choices, and the rows are sorted: row i has the weight of choice "
+    "order[i]"
+)
+OTHER_TOKEN = "a row is added to the wrong token: choice c belongs to token c // k, not to c % T"
+UNWEIGHTED = "combine adds the rows without their weights"
+OVERWRITTEN = (
+    "a token has only one of its rows: out[tokens] += rows adds one row for each token. Use index_add"
+)
 
 
 @check("experts", points=2)
@@ -200,12 +239,7 @@ def check_combine(student, t):
             overwritten[choice // k] = weighted
             unsorted[choice // k] += weights[place // k, place % k] * row
             other[choice % tokens] += weighted
-        mistakes = {
-            "the weights are in the order of the choices, and the rows are sorted: row i has the weight of choice order[i]": unsorted,
-            "a row is added to the wrong token: choice c belongs to token c // k, not to c % T": other,
-            "combine adds the rows without their weights": plain,
-            "a token has only one of its rows: out[tokens] += rows adds one row for each token. Use index_add": overwritten,
-        }
+        mistakes = {UNSORTED: unsorted, OTHER_TOKEN: other, UNWEIGHTED: plain, OVERWRITTEN: overwritten}
         with explaining(TOO_FEW):
             got = student.combine(rows, order, weights)
         wrong_if(t, got, want, mistakes)
@@ -224,12 +258,19 @@ def check_capacity_of(student, t):
             want = next(rows for rows in range(tokens * k + 99) if rows * size >= factor * tokens * k)
             values = {"factor": factor, "tokens": tokens, "k": k, "size": size, "got": got, "want": want}
             down = type(got) is int and got == want - 1
-            message = "capacity_of({factor}, {tokens}, {k}, {size}) is {got}: round up, or with factor 1 even equal loads lose rows"
+            message = (
+                "capacity_of({factor}, {tokens}, {k}, {size}) is {got}: round up, or with factor 1 even "
+                "equal loads lose rows"
+            )
             t.that(not down, message, **values)
             alone = next(rows for rows in range(tokens + 99) if rows * size >= factor * tokens)
-            message = "capacity_of({factor}, {tokens}, {k}, {size}) is {got}, the share of {tokens} rows: T tokens have T·k choices"
+            message = (
+                "capacity_of({factor}, {tokens}, {k}, {size}) is {got}, the share of {tokens} rows: T "
+                "tokens have T·k choices"
+            )
             t.that(got != alone or alone == want, message, **values)
-            t.that(type(got) is int and got == want, "capacity_of({factor}, {tokens}, {k}, {size}) is {got}, expected {want}", **values)
+            message = "capacity_of({factor}, {tokens}, {k}, {size}) is {got}, expected {want}"
+            t.that(type(got) is int and got == want, message, **values)
 
 
 def capacity_case(student, t, capacities: Sequence[int], tokens: int = 9, size: int = 4) -> None:
@@ -238,7 +279,7 @@ def capacity_case(student, t, capacities: Sequence[int], tokens: int = 9, size: 
     for capacity in capacities:
         experts = torch.tensor([[t.choice([0, 0, *range(size)]), size - 1] for _ in range(tokens)])
         flat = experts.flatten()
-        order = torch.tensor([place for one in range(size) for place in range(len(flat)) if flat[place] == one])
+        order = flat.sort(stable=True).indices
         counts = torch.tensor([int((flat == one).sum()) for one in range(size)])
         cases.append((order, counts, capacity, experts))
     (found,) = student.ranks(limited, [{"cases": [list(case[:3]) for case in cases]}]).results
@@ -246,10 +287,13 @@ def capacity_case(student, t, capacities: Sequence[int], tokens: int = 9, size: 
         result, old_order, old_counts = t.items(got, 3, "what the scenario returns")
         right_capacity(t, result, order, counts, capacity, experts, size)
         unchanged = bool(torch.equal(old_order, order)) and bool(torch.equal(old_counts, counts))
-        t.that(unchanged, "keep_within changes its arguments: return new tensors, for example by clamp and not by clamp_")
+        message = "keep_within changes its arguments: return new tensors, as by clamp and not by clamp_"
+        t.that(unchanged, message)
 
 
-def right_capacity(t, result: object, order: Tensor, counts: Tensor, capacity: int, experts: Tensor, size: int) -> None:
+def right_capacity(
+    t, result: object, order: Tensor, counts: Tensor, capacity: int, experts: Tensor, size: int
+) -> None:
     """What ``keep_within`` returns is right."""
     flat = experts.flatten()
     new_order, new_counts = t.items(result, 2, "what keep_within returns")
@@ -257,15 +301,16 @@ def right_capacity(t, result: object, order: Tensor, counts: Tensor, capacity: i
     want = torch.tensor([place for place in order.tolist() if kept[place]])
     if capacity < len(experts):
         same = type(new_order) is Tensor and bool(torch.equal(new_order, order))
-        t.that(not same, "nothing is dropped, but an expert has more rows than its capacity of {capacity}", capacity=capacity)
-    last = [place for one in range(size) for place in [each for each in order.tolist() if flat[each] == one][-capacity:]]
+        message = "nothing is dropped, but an expert has more rows than its capacity of {capacity}"
+        t.that(not same, message, capacity=capacity)
+    of_experts = [[each for each in order.tolist() if flat[each] == one] for one in range(size)]
+    last = [place for own in of_experts for place in own[-capacity:]]
     got = new_order.flatten().tolist() if type(new_order) is Tensor else None
-    t.that(got == want.tolist() or got != last, "experts keep their last rows: they keep the first ones, and drop the rest")
+    message = "experts keep their last rows: they keep the first ones, and drop the rest"
+    t.that(got == want.tolist() or got != last, message)
     cut = order[: len(want)].tolist()
-    t.that(
-        got == want.tolist() or got != cut,
-        "the end of the order is cut off, so the last experts lose all rows: each expert has its own limit",
-    )
+    message = "the end of the order is cut off, so the last experts lose rows: each expert has its own limit"
+    t.that(got == want.tolist() or got != cut, message)
     t.equal(new_order, want, "the order of the rows that are kept")
     t.equal(new_counts, counts.clamp(max=capacity), "the counts of the rows that are kept")
 
@@ -279,10 +324,25 @@ def check_capacity(student, t):
 # -- balance
 
 
+SHARES_OF_ALL = (
+    "the shares on rank {rank} are those of all ranks, not of its group: give group=group to the all-reduce"
+)
+SHARES_ALONE = "the shares on rank {rank} are those of this rank alone: add the counts of all ranks first"
+SHARES_ADDED = (
+    "the shares on rank {rank} add up to {members}, not to 1: divide the counts of all ranks by the choices "
+    "of all ranks"
+)
+TOO_SMALL = (
+    "the gradient on rank {rank} is too small: E times the sum, and P is the mean over the tokens of this "
+    "rank"
+)
+
+
 def balance_case(student, t, world: int, groups: Sequence[Sequence[int]] = ()):
     """The balance loss of each group of ranks, with results that are right."""
     tokens, size = t.integer(5, 8), 4
-    for _ in range(20):  # until the shares of a group are neither those of one of its ranks nor those of all ranks
+    # Until the shares of a group are neither those of one of its ranks nor those of all ranks.
+    for _ in range(20):
         logits = [double(t, tokens, size) + 2 * double(t, 1, size) for _ in range(world)]
         probabilities = [each.softmax(-1) for each in logits]
         experts = [each.topk(2, -1).indices for each in probabilities]
@@ -294,9 +354,9 @@ def balance_case(student, t, world: int, groups: Sequence[Sequence[int]] = ()):
             pairs += [(mean, sum(counts) / world)] * (len(members) < world)
         if not any(bool(torch.equal(*pair)) for pair in pairs):
             break
-    run = student.ranks(
-        balanced, [{"probabilities": p, "experts": e, "groups": [list(own) for own in groups]} for p, e in zip(probabilities, experts)]
-    )
+    fixed = {"groups": [list(own) for own in groups]}
+    inputs = [{"probabilities": p, "experts": e, **fixed} for p, e in zip(probabilities, experts)]
+    run = student.ranks(balanced, inputs)
     _, of_everyone = balance(probabilities, experts)
     losses: list[Tensor] = []
     for rank, got in enumerate(run.results):
@@ -305,22 +365,19 @@ def balance_case(student, t, world: int, groups: Sequence[Sequence[int]] = ()):
         right = grads[members.index(rank)]
         value, grad = t.items(got, 2, "what the loss returns")
         t.that(type(value) is Tensor and value.dim() == 0, "balance_loss should return a scalar tensor")
-        t.that(grad is not None, "the loss has no gradient on rank {rank}: it passes through the probabilities", rank=rank)
+        message = "the loss has no gradient on rank {rank}: it passes through the probabilities"
+        t.that(grad is not None, message, rank=rank)
+        alone = balance([probabilities[rank]], [experts[rank]])[1][0]
         mistakes = {
-            "the shares on rank {rank} are those of all ranks, not of its group: give group=group to the all-reduce": of_everyone[rank],
-            "the shares on rank {rank} are those of this rank alone: add the counts of all ranks first": (
-                balance([probabilities[rank]], [experts[rank]])[1][0]
-            ),
-            "the shares on rank {rank} add up to {members}, not to 1: divide the counts of all ranks by the choices of all ranks": (
-                right * len(members)
-            ),
-            "the gradient on rank {rank} is too small: E times the sum, and P is the mean over the tokens of this rank": (
-                right / len(members)
-            ),
+            SHARES_OF_ALL: of_everyone[rank],
+            SHARES_ALONE: alone,
+            SHARES_ADDED: right * len(members),
+            TOO_SMALL: right / len(members),
             "the loss on rank {rank} is not multiplied by the number of experts": right / size,
         }
         wrong_if(t, grad, right, mistakes, rank=rank, members=len(members))
-        t.close(grad, right, "the gradient of the probabilities on rank {rank} of {world}", rank=rank, world=world, **SINGLE)
+        what = "the gradient of the probabilities on rank {rank} of {world}"
+        t.close(grad, right, what, rank=rank, world=world, **SINGLE)
         losses.append(value)
     for members in groups or [list(range(world))]:
         loss, _ = balance([probabilities[rank] for rank in members], [experts[rank] for rank in members])
@@ -341,13 +398,28 @@ def check_balance_traffic(student, t):
     run, size = balance_case(student, t, 2)
     for rank in range(run.world):
         others = kinds_of(run, rank, [Kind.ALL_REDUCE])
-        t.that(not others, "rank {rank} uses {kinds}: an all-reduce of the counts is enough", rank=rank, kinds=others)
+        message = "rank {rank} uses {kinds}: an all-reduce of the counts is enough"
+        t.that(not others, message, rank=rank, kinds=others)
         calls = run.calls(rank, Kind.ALL_REDUCE)
         good = len(calls) == 1 and calls[0].numel == size and not calls[0].in_backward
         numbers = sum(call.numel for call in calls)
-        message = "rank {rank} makes {count} all-reduces of {numbers} numbers together: one of {size}, the counts, in forward is enough"
+        message = (
+            "rank {rank} makes {count} all-reduces of {numbers} numbers together: one of {size}, the "
+            "counts, in forward is enough"
+        )
         t.that(good, message, rank=rank, count=len(calls), numbers=numbers, size=size)
     uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 1))
+
+
+BIAS_OF_ALL = (
+    "the bias on rank {rank} depends on the counts of all ranks, not of its group: give group=group to the "
+    "all-reduce"
+)
+BIAS_ALONE = (
+    "the bias on rank {rank} depends on the counts of this rank only, so the ranks choose differently: add "
+    "the counts of all ranks"
+)
+PROPORTIONAL = "the step on rank {rank} is proportional to the load: only its sign counts"
 
 
 @check("balance", points=2, seconds=20)
@@ -355,27 +427,31 @@ def check_update_bias(student, t):
     "The bias rises for idle experts, on all ranks of the group alike"
     bias, rate = double(t, 4), t.uniform(0.01, 0.1)
     base = t.integer(5, 9)
-    # Of each expert, on three ranks. The signs of ranks 0 and 2 together are those of neither rank alone, nor of all three.
+    # Of each expert, on three ranks. The signs of ranks 0 and 2 together are those of neither rank alone, nor
+    # of all three.
     loads = t.shuffled([[base + 6, 1, 1], [2, 2, base + 5], [0, 60, 3], [base, 3, 1]])
     counts = [torch.tensor([load[rank] for load in loads]) for rank in range(3)]
-    run = student.ranks(biased, [{"bias": bias, "counts": own, "rate": rate, "groups": TWO_GROUPS} for own in counts])
+    fixed = {"bias": bias, "rate": rate, "groups": TWO_GROUPS}
+    run = student.ranks(biased, [{"counts": own, **fixed} for own in counts])
     for rank, got in enumerate(run.results):
         new, old, same = t.items(got, 3, "what the scenario returns")
         total = sum(counts[other] for other in members_of(TWO_GROUPS, rank, 3)).double()
         alone, everyone = counts[rank].double(), sum(counts).double()
-        steps = torch.tensor([float(4 * each < total.sum()) - float(4 * each > total.sum()) for each in total], dtype=DOUBLE)
+        steps = torch.tensor(
+            [float(4 * each < total.sum()) - float(4 * each > total.sum()) for each in total]
+        )
+        steps, idle = steps.to(DOUBLE), "the bias falls for idle experts on rank {rank}: it should rise"
         want = bias + rate * steps
         mistakes = {
-            "the bias falls for idle experts on rank {rank}: it should rise, so that they are chosen more often": bias - rate * steps,
-            "the bias on rank {rank} depends on the counts of all ranks, not of its group: give group=group to the all-reduce": (
-                bias + rate * torch.sign(everyone.mean() - everyone)
-            ),
-            "the bias on rank {rank} depends on the counts of this rank only, so the ranks choose differently: add the counts of all ranks": (
-                bias + rate * torch.sign(alone.mean() - alone)
-            ),
-            "the step on rank {rank} is proportional to the load: only its sign counts": bias + rate * (total.mean() - total),
+            idle: bias - rate * steps,
+            BIAS_OF_ALL: bias + rate * torch.sign(everyone.mean() - everyone),
+            BIAS_ALONE: bias + rate * torch.sign(alone.mean() - alone),
+            PROPORTIONAL: bias + rate * (total.mean() - total),
         }
         wrong_if(t, new, want, mistakes, rank=rank)
         t.close(new, want, "the bias on rank {rank}", rank=rank, **SINGLE)
         unchanged = bool(torch.equal(old, bias)) and bool(torch.equal(same, counts[rank]))
-        t.that(unchanged, "update_bias changes its arguments on rank {rank}: all_reduce works in place, so give it a clone", rank=rank)
+        message = (
+            "update_bias changes its arguments on rank {rank}: give all_reduce a clone, it works in place"
+        )
+        t.that(unchanged, message, rank=rank)

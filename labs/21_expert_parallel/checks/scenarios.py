@@ -31,12 +31,15 @@ def computed(student, rank, world, rows, counts, first, second):
 @scenario
 def limited(student, rank, world, cases):
     """``keep_within`` for each order, counts and capacity, and the arguments afterwards."""
-    return [[student.keep_within(order, counts, capacity), order, counts] for order, counts, capacity in cases]
+    return [
+        [student.keep_within(order, counts, capacity), order, counts] for order, counts, capacity in cases
+    ]
 
 
 @scenario
 def balanced(student, rank, world, probabilities, experts, groups):
-    """The balance loss of this rank's group and the gradient of the probabilities; without groups, of all ranks."""
+    """The balance loss of this rank's group and the gradient of the probabilities; without groups, of all
+    ranks."""
     made = [dist.new_group(ranks) for ranks in groups]
     group = next((each for each, ranks in zip(made, groups) if rank in ranks), None)
     probabilities.requires_grad_()
@@ -65,7 +68,8 @@ def counted(student, rank, world, counts, groups):
 
 @scenario
 def exchanged(student, rank, world, rows, send, receive, grad, groups):
-    """The rows that a rank receives, and the gradient of those that it sends. The gradient is a transposed view."""
+    """The rows that a rank receives, and the gradient of those that it sends. The gradient is a transposed
+    view."""
     made = [dist.new_group(ranks) for ranks in groups]
     group = next((each for each, ranks in zip(made, groups) if rank in ranks), None)
     rows.requires_grad_()
@@ -78,7 +82,8 @@ def exchanged(student, rank, world, rows, send, receive, grad, groups):
 
 @scenario
 def layer(student, rank, world, x, router, first, second, k, bias, grad, groups):
-    """The result of the layer on this rank's group, and the gradients of x, the router and this rank's experts."""
+    """The result of the layer on this rank's group, and the gradients of x, the router and this rank's
+    experts."""
     made = [dist.new_group(ranks) for ranks in groups]
     group = next((each for each, ranks in zip(made, groups) if rank in ranks), None)
     leaves = [tensor.requires_grad_() for tensor in (x, router, first, second)]
@@ -112,7 +117,10 @@ def reduced(student, rank, world, shared, experts, groups):
             mine = replicas
     held = []
     for grads in (shared, experts):
-        parameters = [torch.nn.Parameter(torch.zeros(2 if grad is None else grad.shape, dtype=torch.float64)) for grad in grads]
+        parameters = [
+            torch.nn.Parameter(torch.zeros(2 if grad is None else grad.shape, dtype=torch.float64))
+            for grad in grads
+        ]
         for parameter, grad in zip(parameters, grads):
             parameter.grad = grad
         held.append(parameters)
