@@ -8,7 +8,7 @@ from __future__ import annotations
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.grading.checks.quiz import Answer
 
-from .checks.blocks import attention_run, linear_loss_run
+from .checks.blocks import attention_run, heads_of, linear_loss_run
 from .checks.rows import growing, loss_run, norm_backward_run
 
 
@@ -35,7 +35,7 @@ def check_few_rows(student, t):
 def check_causal_groups(student, t):
     "Causal attention with grouped queries"
     size = t.integer(17, 30)
-    attention_run(student, t, 4, 2, size, size, causal=True, views=True, blocks=(32, 16))
+    attention_run(student, t, *heads_of(t, 4, 2, size, size, extra=8), causal=True, blocks=(32, 16))
 
 
 # -- quiz

@@ -1,7 +1,7 @@
 """Launch a student's kernel in the process of the check, and compare what it wrote.
 
-A kernel arrives as text and is run by the course's interpreter, which counts the bytes and knows each address. So
-neither a result nor a count comes from the student's process.
+A kernel arrives as text and is run by the course's interpreter, which counts the bytes and knows each
+address. So neither a result nor a count comes from the student's process.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ from dlo_lib.labkit.compare import wrong_if
 MOST_WORK = 2_000_000
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 FIRST_ROW_ONLY = (
-    "{name}: {written} of {whole} bytes are written, those of the first row. A mask tells which lanes are in *the row*: "
-    "compare the place in the row with its length, not the offset in the tensor"
+    "{name}: {written} of {whole} bytes are written, those of the first row. A mask tells which lanes are "
+    "in *the row*: compare the place in the row with its length, not the offset in the tensor"
 )
-ADDED_TO_NOTHING = "{name} holds NaN: tl.atomic_add adds to what the tensor holds, and nothing is set before the launch. Each program has its own row: write it with tl.store"
+ADDED_TO_NOTHING = (
+    "{name} holds NaN: tl.atomic_add adds to what the tensor holds, and nothing is set before the launch. "
+    "Each program has its own row: write it with tl.store"
+)
 ROUNDED = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2}  # relative, twice the rounding of the result
 
 
@@ -47,7 +50,9 @@ def launched(student, t, text_of, grid: tuple[int, ...], args: Mapping[str, Any]
     try:
         return Launched(args, tiles.run(text, grid, args, MOST_WORK), text)
     except tiles.NotWrittenError:
-        raise NotWritten("not written yet: the kernel raises NotImplementedError", "not written yet") from None
+        raise NotWritten(
+            "not written yet: the kernel raises NotImplementedError", "not written yet"
+        ) from None
     except tiles.TileError as error:
         raise Wrong(str(error), error.words) from None
 
@@ -73,11 +78,14 @@ def right(
     """
     got = run.args[name]
     written, whole = run.traffic.written.get(name, 0), got.nbytes
-    t.that(written > 0, "{name}: 0 of {whole} bytes are written: the kernel stores nothing there", name=name, whole=whole)
-    first_only = got.dim() == 2 and len(got) > 1 and written == got[0].numel() * got.element_size() and bool(got[1:].isnan().all())
+    message = "{name}: 0 of {whole} bytes are written: the kernel stores nothing there"
+    t.that(written > 0, message, name=name, whole=whole)
+    first_only = got.dim() == 2 and len(got) > 1 and written == got[0].nbytes and bool(got[1:].isnan().all())
     t.that(not first_only, FIRST_ROW_ONLY, name=name, written=written, whole=whole)
-    t.that(written >= whole, "{name}: {written} of {whole} bytes are written", name=name, written=written, whole=whole)
-    t.that(written == whole, "{name} is written more than once: {written} bytes, it has {whole}", name=name, written=written, whole=whole)
+    message = "{name}: {written} of {whole} bytes are written"
+    t.that(written >= whole, message, name=name, written=written, whole=whole)
+    message = "{name} is written more than once: {written} bytes, it has {whole}"
+    t.that(written == whole, message, name=name, written=written, whole=whole)
     finite = bool(torch.isfinite(got[torch.isfinite(want)]).all())
     lanes = "{what} holds NaN: lanes outside of the mask of a tl.load have no defined value, give it other="
     t.that(finite or not run.traffic.undefined or not bool(got.isnan().any()), lanes, what=what)

@@ -1,4 +1,5 @@
-"""The scenarios of the checks: each returns the text of a kernel, None for a function without @triton.jit. The judge runs it in its own process."""
+"""The scenarios of the checks: each returns the text of a kernel, None for a function without @triton.jit.
+The judge runs it in its own process."""
 
 from dlo_lib.grading.checks.contract import scenario
 

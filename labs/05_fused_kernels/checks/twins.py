@@ -79,9 +79,8 @@ def cross_entropy_gradient(grad: Tensor, logits: Tensor, targets: Tensor) -> Ten
 @twin
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
     """The output and the log-sum-exp with all scores; q (heads, queries, d), k and v (kv_heads, keys, d)."""
-    group = len(q) // len(k)
-    wide, keys, values = q.double(), k.double().repeat_interleave(group, 0), v.double().repeat_interleave(group, 0)
-    scores = wide @ keys.mT * scale
+    keys, values = (each.double().repeat_interleave(len(q) // len(k), 0) for each in (k, v))
+    scores = q.double() @ keys.mT * scale
     if causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
     lse = torch.logsumexp(scores, -1)
