@@ -1,4 +1,4 @@
-"""The figures of this lab: each function draws its arguments and computes only positions. A colour is a rank."""
+"""The figures of this lab: each draws its arguments and computes only positions. A colour is a rank."""
 
 from __future__ import annotations
 
@@ -36,10 +36,14 @@ STORED = (Part.WEIGHTS, Part.OPTIMIZER_STATE)
 
 @styled
 def not_divided(peaks: Mapping[str, Mapping[Part, int]], world: int) -> Figure:
-    """What one of many ranks holds at the peak of a step with FSDP, by part: a bar for each form of the loss."""
+    """What one of many ranks holds at the peak of a step with FSDP, by part: a bar for each loss."""
     (axes,) = panels(width=10, height=0.7 * len(peaks) + 1.6)
     parts = [part for part in Part if part not in STORED]
-    shown = [part for part in parts if any(peak.get(part, 0) > 0.01 * sum(peak.values()) for peak in peaks.values())]
+    shown = [
+        part
+        for part in parts
+        if any(peak.get(part, 0) > 0.01 * sum(peak.values()) for peak in peaks.values())
+    ]
     bars = {
         form: {f"weights and optimiser, 1/{world}": sum(peak.get(part, 0) for part in STORED)}
         | {part.value: peak.get(part, 0) for part in shown}
@@ -49,7 +53,9 @@ def not_divided(peaks: Mapping[str, Mapping[Part, int]], world: int) -> Figure:
     return finish(axes, "x", xlabel=f"GiB on one of {world} ranks, at the peak of a step with FSDP")
 
 
-def _matrix(axes: Axes, x: float, y: float, size: tuple[float, float], colours: Sequence[str], by: str, label: str) -> None:
+def _matrix(
+    axes: Axes, x: float, y: float, size: tuple[float, float], colours: Sequence[str], by: str, label: str
+) -> None:
     """A matrix cut into parts ``by`` "columns" or "rows", with the label above; several colours are ranks."""
     width, height = size
     for part, colour in enumerate(colours):
@@ -69,7 +75,7 @@ def _sign(axes: Axes, x: float, text: str, **options: object) -> None:
 
 @styled
 def column_then_row(world: int) -> Figure:
-    """Y = GELU(X A) B: A is cut by columns, so H has columns; B is cut by rows, and partial sums are added."""
+    """Y = GELU(X A) B: A is cut by columns, so H has columns; B by rows, and partial sums are added."""
     ranks = [RANKS[rank].colour for rank in range(world)]
     (axes,) = panels(width=11, height=3)
     _matrix(axes, 0, 0.4, (1.0, 1.2), [PALE], "columns", "X, on all ranks")
@@ -98,10 +104,13 @@ def column_then_row(world: int) -> Figure:
 
 @styled
 def conjugate() -> Figure:
-    """Forward and backward of a parallel region: where x and its gradient are copied, and where they are summed."""
+    """Forward and backward of a parallel region: where x and its gradient are copied, and where they are
+    summed."""
     (axes,) = panels(width=11, height=2.7)
     boxes = ["CopyToRanks", "column\nlinear", "GELU", "row\nlinear", "SumOverRanks"]
-    for row, (what, ends) in enumerate({"forward": ("copy", "all-reduce"), "backward": ("all-reduce", "copy")}.items()):
+    for row, (what, ends) in enumerate(
+        {"forward": ("copy", "all-reduce"), "backward": ("all-reduce", "copy")}.items()
+    ):
         y = 1.4 - 1.4 * row
         axes.text(-2.4, y, what, va="center", fontweight="bold")
         for column, name in enumerate(boxes):
@@ -109,7 +118,9 @@ def conjugate() -> Figure:
             text = ends[column > 0] if end else name
             summed = text == "all-reduce"
             fill = COMMUNICATION if summed else PALE
-            axes.add_patch(Rectangle((x - 0.75, y - 0.38), 1.5, 0.76, facecolor=fill, edgecolor=MUTED, linewidth=0.8))
+            axes.add_patch(
+                Rectangle((x - 0.75, y - 0.38), 1.5, 0.76, facecolor=fill, edgecolor=MUTED, linewidth=0.8)
+            )
             axes.text(x, y, text, ha="center", va="center", color=text_on(fill))
             if end:
                 axes.text(x, y + 0.46, name, ha="center", va="bottom", fontsize=SMALL, color=MUTED)
@@ -117,7 +128,9 @@ def conjugate() -> Figure:
         for column in range(len(boxes) - 1):
             left, right = 2.2 * column + 0.78, 2.2 * column + 1.42
             ends_at = (right, left) if row == 0 else (left, right)
-            axes.annotate("", (ends_at[0], y), (ends_at[1], y), arrowprops={"arrowstyle": "->", "color": BLACK})
+            axes.annotate(
+                "", (ends_at[0], y), (ends_at[1], y), arrowprops={"arrowstyle": "->", "color": BLACK}
+            )
         axes.text(-1.0, y, begin, ha="center", va="center")
         axes.text(9.85, y, end_of, ha="center", va="center")
     axes.set(xlim=(-2.5, 10.2), ylim=(-0.6, 2.2))
@@ -128,7 +141,9 @@ def conjugate() -> Figure:
 @styled
 def vocabulary(tokens: Sequence[int], size: int, world: int) -> Figure:
     """Which rank finds the row of each token in its part of the table; the others contribute zeros."""
-    left, right = panels(2, width=10, height=0.38 * world + 1.5, gridspec_kw={"width_ratios": [1, 2.2], "wspace": 0.15})
+    left, right = panels(
+        2, width=10, height=0.38 * world + 1.5, gridspec_kw={"width_ratios": [1, 2.2], "wspace": 0.15}
+    )
     each = size // world
     for word in range(size):
         colour = RANKS[word // each].colour
@@ -145,10 +160,22 @@ def vocabulary(tokens: Sequence[int], size: int, world: int) -> Figure:
             fill = RANKS[rank].colour if found else PALE
             right.add_patch(Rectangle((column, -rank), 0.95, 0.9, facecolor=fill))
             text = "row" if found else "0"
-            right.text(column + 0.48, -rank + 0.45, text, ha="center", va="center", fontsize=SMALL, color=text_on(fill))
+            right.text(
+                column + 0.48,
+                -rank + 0.45,
+                text,
+                ha="center",
+                va="center",
+                fontsize=SMALL,
+                color=text_on(fill),
+            )
     for rank in range(world):
         right.text(len(tokens) + 0.15, -rank + 0.45, f"rank {rank}", va="center")
-    right.set(xlim=(-0.1, len(tokens) + 1.2), ylim=(-world + 0.8, 1.6), title="what a rank adds to the sum of each token")
+    right.set(
+        xlim=(-0.1, len(tokens) + 1.2),
+        ylim=(-world + 0.8, 1.6),
+        title="what a rank adds to the sum of each token",
+    )
     for axes in (left, right):
         axes.set_axis_off()
     return left.get_figure()
@@ -163,7 +190,9 @@ def heads(num_heads: int, num_kv_heads: int, world: int) -> Figure:
         owner = head * world // num_heads
         colour = RANKS[owner].colour
         axes.add_patch(Rectangle((head, 1.2), 0.9, 0.6, facecolor=colour))
-        axes.text(head + 0.45, 1.5, f"rank {owner}", ha="center", va="center", fontsize=SMALL, color=text_on(colour))
+        axes.text(
+            head + 0.45, 1.5, f"rank {owner}", ha="center", va="center", fontsize=SMALL, color=text_on(colour)
+        )
         kv = (head // group + 0.5) * group - 0.05
         axes.plot([head + 0.45, kv], [1.2, 0.6], color=MUTED, linewidth=1)
     for kv in range(num_kv_heads):
@@ -171,14 +200,20 @@ def heads(num_heads: int, num_kv_heads: int, world: int) -> Figure:
         width = (group - 0.1) / len(owners)
         for index, owner in enumerate(owners):
             colour = RANKS[owner].colour
-            axes.add_patch(Rectangle((kv * group + index * width, 0), width, 0.6, facecolor=colour, edgecolor=BACKGROUND))
+            axes.add_patch(
+                Rectangle((kv * group + index * width, 0), width, 0.6, facecolor=colour, edgecolor=BACKGROUND)
+            )
             place = {"ha": "center", "va": "center", "fontsize": SMALL, "color": text_on(colour)}
             axes.text(kv * group + (index + 0.5) * width, 0.3, f"rank {owner}", **place)
     for y, text in ((1.5, "query heads"), (0.3, "key and value heads")):
         axes.text(-0.2, y, text, ha="right", va="center")
     shared = world > num_kv_heads
     title = f"{num_kv_heads} heads of keys and values on {world} ranks: "
-    title += f"{world // num_kv_heads} ranks need a copy of the same one" if shared else f"{num_kv_heads // world} on each rank"
+    title += (
+        f"{world // num_kv_heads} ranks need a copy of the same one"
+        if shared
+        else f"{num_kv_heads // world} on each rank"
+    )
     axes.set(xlim=(-2.4, num_heads), ylim=(-0.1, 1.9), title=title)
     axes.set_axis_off()
     return axes.get_figure()
@@ -200,7 +235,7 @@ def sent_by_block(sent: Mapping[int, float], guessed: Predicted) -> Figure:
 
 @styled
 def against_fsdp(parameters: int, hidden: int, world: int) -> Figure:
-    """What a rank sends for a block in 16 bits, against the tokens it works on: tensor parallelism and FSDP."""
+    """What a rank sends for a block in 16 bits, against its tokens: tensor parallelism and FSDP."""
     (axes,) = panels(width=8, height=3.4)
     share = (world - 1) / world
     tokens = [2**power for power in range(9, 18)]
@@ -231,9 +266,21 @@ def grid(tp: int, dp: int) -> Figure:
             axes.text(2.6 * column + 1.15, -row + 0.35, f"rank {row * tp + column}", **text)
         axes.text(2.6 * tp, -row + 0.35, f"batch {row}: same tokens, all-reduce of activations", va="center")
     for column in range(tp):
-        axes.text(2.6 * column + 1.15, 0.85, f"part {column} of the weights", ha="center", va="bottom", fontsize=SMALL)
+        axes.text(
+            2.6 * column + 1.15,
+            0.85,
+            f"part {column} of the weights",
+            ha="center",
+            va="bottom",
+            fontsize=SMALL,
+        )
     axes.text(
-        1.3 * tp - 0.15, -dp + 0.55, "columns: the same part of the weights, mean of the gradients", ha="center", va="top", fontsize=SMALL
+        1.3 * tp - 0.15,
+        -dp + 0.55,
+        "columns: the same part of the weights, mean of the gradients",
+        ha="center",
+        va="top",
+        fontsize=SMALL,
     )
     axes.set(xlim=(-0.6, 2.6 * tp + 5.2), ylim=(-dp + 0.1, 1.3))
     axes.set_axis_off()

@@ -1,4 +1,4 @@
-"""The figures of this lab: each function draws its arguments and computes only positions. A colour is a rank."""
+"""The figures of this lab: each draws its arguments and computes only positions. A colour is a rank."""
 
 from __future__ import annotations
 
@@ -31,16 +31,33 @@ def _colour(rank: int) -> str:
     return RANKS[rank].colour
 
 
-def _cell(axes: Axes, x: float, y: float, fill: str, text: str = "", size: tuple[float, float] = (0.94, 0.94), **edge: object) -> None:
+def _cell(
+    axes: Axes,
+    x: float,
+    y: float,
+    fill: str,
+    text: str = "",
+    size: tuple[float, float] = (0.94, 0.94),
+    **edge: object,
+) -> None:
     """A filled rectangle with its lower left corner at (x, y), and a text in it."""
     axes.add_patch(Rectangle((x, y), *size, facecolor=fill, **{"edgecolor": "none"} | edge))
     if text:
-        axes.text(x + size[0] / 2, y + size[1] / 2, text, ha="center", va="center", fontsize=SMALL, color=text_on(fill))
+        axes.text(
+            x + size[0] / 2,
+            y + size[1] / 2,
+            text,
+            ha="center",
+            va="center",
+            fontsize=SMALL,
+            color=text_on(fill),
+        )
 
 
 @styled
 def kept(parts_of: Mapping[str, Mapping[str, int]]) -> Figure:
-    """What the forward of a sequence keeps for backward on one rank, for a whole sequence and for a part of it."""
+    """What the forward of a sequence keeps for backward on one rank, for a whole sequence and for a part of
+    it."""
     (axes,) = panels(width=9, height=0.6 * len(parts_of) + 1.4)
     stacked_gib(axes, parts_of)
     return finish(axes, "x", xlabel="GiB kept for backward on one rank")
@@ -48,10 +65,13 @@ def kept(parts_of: Mapping[str, Mapping[str, int]]) -> Figure:
 
 @styled
 def ring(ranks: int = 4, step: int = 0) -> Figure:
-    """Blocks of queries (rows) and keys (columns), with the step in which a ring computes each; and where each block of keys is in one step."""
+    """Blocks of queries (rows) and keys (columns), with the step in which a ring computes each; and where
+    each block of keys is in one step."""
     if step >= ranks:
         raise ValueError(f"a ring of {ranks} ranks has the steps 0 to {ranks - 1}")
-    left, right = panels(2, width=10, height=0.42 * ranks + 1.6, gridspec_kw={"width_ratios": [1, 1], "wspace": 0.1})
+    left, right = panels(
+        2, width=10, height=0.42 * ranks + 1.6, gridspec_kw={"width_ratios": [1, 1], "wspace": 0.1}
+    )
     for query in range(ranks):
         for key in range(ranks):
             when = (query - key) % ranks
@@ -69,7 +89,13 @@ def ring(ranks: int = 4, step: int = 0) -> Figure:
         _cell(right, 0, -rank, _colour(rank), f"queries {rank}", (1.5, 0.94))
         _cell(right, 1.8, -rank, _colour(owner), f"keys {owner}", (1.5, 0.94))
         what = "computes" if owner <= rank else "sees none of them"
-        right.text(3.5, -rank + 0.47, what + (", then sends them on" if step < ranks - 1 else ""), va="center", fontsize=SMALL)
+        right.text(
+            3.5,
+            -rank + 0.47,
+            what + (", then sends them on" if step < ranks - 1 else ""),
+            va="center",
+            fontsize=SMALL,
+        )
     right.set(xlim=(-0.9, 6.6), ylim=(-ranks + 0.9, 1.7), title=f"step {step}")
     for axes in (left, right):
         axes.set_axis_off()
@@ -102,7 +128,14 @@ def triangle(positions: Sequence[Sequence[int]]) -> Figure:
 def busy(steps_of: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
     """When each rank computes and when it waits, in the steps of a ring; by the order of the tokens."""
     world = len(next(iter(steps_of.values())))
-    rows = panels(1, len(steps_of), width=9, height=len(steps_of) * (0.3 * world + 0.8), sharex=True, gridspec_kw={"hspace": 0.3})
+    rows = panels(
+        1,
+        len(steps_of),
+        width=9,
+        height=len(steps_of) * (0.3 * world + 0.8),
+        sharex=True,
+        gridspec_kw={"hspace": 0.3},
+    )
     for axes, (name, steps) in zip(rows, steps_of.items()):
         begin = 0.0
         for step, parts in enumerate(steps):
@@ -115,7 +148,11 @@ def busy(steps_of: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
         share = sum(map(sum, steps)) / (world * begin)
         axes.set_yticks(range(world), [f"rank {rank}" for rank in range(world)])
         axes.set_ylim(world - 0.5, -1.1)
-        figure = finish(axes, "x", title=f"{name}: {begin:g} blocks, ranks compute {share:.0%} of the time (grey: a rank waits)")
+        figure = finish(
+            axes,
+            "x",
+            title=f"{name}: {begin:g} blocks, ranks compute {share:.0%} of the time (grey: a rank waits)",
+        )
     rows[-1].set_xlabel("time, in full blocks")
     return figure
 
@@ -135,7 +172,9 @@ def losses(curves: Mapping[str, Sequence[float]]) -> Figure:
 def ulysses(world: int) -> Figure:
     """Which rank has which heads of which part of the sequence, before and after an all-to-all."""
     (axes,) = panels(width=9, height=2.9)
-    for side, (title, by_sequence) in enumerate({"before: all heads of a part": True, "after: a part of the heads": False}.items()):
+    for side, (title, by_sequence) in enumerate(
+        {"before: all heads of a part": True, "after: a part of the heads": False}.items()
+    ):
         left = side * (world + 2.6)
         for part in range(world):
             for head in range(world):
@@ -147,7 +186,10 @@ def ulysses(world: int) -> Figure:
         axes.text(-0.15, -head + 0.47, f"heads {head}", ha="right", va="center", fontsize=SMALL)
     middle = world + 1.3
     axes.annotate(
-        "", (middle + 0.9, 0.9 - world / 2), (middle - 0.9, 0.9 - world / 2), arrowprops={"arrowstyle": "->", "color": VERMILLION, "lw": 2}
+        "",
+        (middle + 0.9, 0.9 - world / 2),
+        (middle - 0.9, 0.9 - world / 2),
+        arrowprops={"arrowstyle": "->", "color": VERMILLION, "lw": 2},
     )
     axes.text(middle, 1.05 - world / 2, "all-to-all", ha="center", va="bottom", color=VERMILLION)
     axes.set(xlim=(-1.2, 2 * world + 2.8), ylim=(-world + 0.9, 2.1))
@@ -156,8 +198,11 @@ def ulysses(world: int) -> Figure:
 
 
 @styled
-def sent_by_rank(worlds: Sequence[int], lines: Mapping[str, Sequence[float]], measured: Mapping[str, float]) -> Figure:
-    """What a rank sends for one layer in 16 bits, forward and backward, against the number of ranks; the points are measured."""
+def sent_by_rank(
+    worlds: Sequence[int], lines: Mapping[str, Sequence[float]], measured: Mapping[str, float]
+) -> Figure:
+    """What a rank sends for one layer in 16 bits, forward and backward, against the number of ranks; the
+    points are measured."""
     (axes,) = panels(width=8, height=3.4)
     for (form, elements), style in zip(lines.items(), METHODS):
         axes.plot(worlds, [2 * count / MIB for count in elements], **style.line(), label=form)

@@ -58,12 +58,14 @@ ANSWERS = {
     "q2": Answer("a", "the gradient of x is the sum over all columns of A, and each rank has some of them"),
     "q3": Answer(
         "d",
-        "other masks on the residual stream would make its copies differ; equal masks inside would repeat one pattern t times",
+        "other masks on the residual stream would make its copies differ; equal masks inside would repeat "
+        "one pattern t times",
     ),
     "q4": Answer("b", "the other ranks of the tensor-parallel group have other columns"),
     "q5": Answer(
         "c",
-        "4 all-reduces for each block, which the next layer needs; asynchronous forms hide them only behind products that take longer",
+        "4 all-reduces for each block, which the next layer needs; asynchronous forms hide them only behind "
+        "products that take longer",
     ),
     "q6": Answer("b", "a reduce-scatter and an all-gather send the bytes of an all-reduce"),
 }

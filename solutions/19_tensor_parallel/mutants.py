@@ -33,7 +33,7 @@ MUTANTS = [
     Mutant(
         "The received gradient is summed in place",
         "check_unchanged",
-        says="changes the gradient that it receives",
+        says="changes the gradient that it gets",
         replace={"summed = grad.clone(memory_format=torch.contiguous_format)": "summed = grad"},
     ),
     Mutant(
@@ -194,7 +194,7 @@ MUTANTS = [
     Mutant(
         "The weight of down is cut along dim 0",
         "check_plan",
-        says="followed by a sum",
+        says="a sum follows this layer",
         replace={'("o_proj", "down_proj")': '("o_proj",)'},
         also=("check_model", "check_model_traffic", "check_model_three_ranks"),
     ),

@@ -15,10 +15,8 @@ from .checks.ranks import backward_run, ulysses_run, zigzag_table
 @check("visible", points=1)
 def check_visible_other_sizes(student, t):
     "Other positions"
-    for back in (
-        0,
-        *(t.integer(0, 20) for _ in range(7)),
-    ):  # 0: the last query sees the first key, and no other
+    # 0: the last query sees the first key, and no other
+    for back in (0, *(t.integer(0, 20) for _ in range(7))):
         queries, keys = ascending(t, t.integer(1 if back else 2, 9), 5) + 20, ascending(t, t.integer(1, 9), 5)
         right_rectangle(student, t, queries, keys - keys[0] + int(queries[-1]) - back)
 

@@ -34,13 +34,20 @@ def dropouts(student, t, world: int) -> Dropped:
     """Successive dropouts on ranks, with results of the right shape."""
     p, seed = t.uniform(0.2, 0.4), t.integer(0, 9999)
     shared = [t.normal(SIZE, SIZE) for _ in DIFFERS]
-    inputs = [[t.normal(SIZE, SIZE) if differs else x for x, differs in zip(shared, DIFFERS)] for _ in range(world)]
+    inputs = [
+        [t.normal(SIZE, SIZE) if differs else x for x, differs in zip(shared, DIFFERS)] for _ in range(world)
+    ]
     run = student.ranks(dropped, [{"xs": own, "p": p, "differs": DIFFERS, "seed": seed} for own in inputs])
     outputs = []
     for rank, got in enumerate(run.results):
         found = t.items(got, len(DIFFERS), "what the calls return")
         values = {"rank": rank}
-        outputs.append([t.tensor(out, "the result on rank {rank}", shape=(SIZE, SIZE), dtype=torch.float32, **values) for out in found])
+        outputs.append(
+            [
+                t.tensor(out, "the result on rank {rank}", shape=(SIZE, SIZE), dtype=torch.float32, **values)
+                for out in found
+            ]
+        )
     return Dropped(run, inputs, outputs, p)
 
 
@@ -56,9 +63,13 @@ def check_dropout_values(student, t):
             t.that(abs(part - found.p) < 0.1, message, part=part, p=found.p, **values)
             kept = found.mask(rank, call)
             alone = bool(torch.equal(out[kept], x[kept]))
-            t.that(not alone, "call {call} on rank {rank} keeps elements unchanged: they must be divided by 1 - p", **values)
-            t.close(out[kept], x[kept] / (1 - found.p), "the kept elements of call {call} on rank {rank}", **values)
-    passes_only(t, found.run, [], "rank {rank} uses {kinds}: the generators agree already, so nothing is communicated")
+            message = "call {call} on rank {rank} keeps elements unchanged: they must be divided by 1 - p"
+            t.that(not alone, message, **values)
+            what = "the kept elements of call {call} on rank {rank}"
+            t.close(out[kept], x[kept] / (1 - found.p), what, **values)
+    passes_only(
+        t, found.run, [], "rank {rank} uses {kinds}: the generators agree already, so nothing is communicated"
+    )
 
 
 @check("dropout", points=1, seconds=30)
@@ -68,10 +79,12 @@ def check_masks_equal(student, t):
     for call in (0, 2, 4):
         for rank in (1, 2):
             message = (
-                "ranks 0 and {rank} drop different elements of the same tensor, whose copies then differ: draw the mask from `generator`"
+                "ranks 0 and {rank} drop different elements of the same tensor, whose copies then differ: "
+                "draw the mask from `generator`"
                 if call == 0
-                else "after a call with differs=True, ranks 0 and {rank} drop different elements of the same tensor: the states of `generator` "
-                "have become different. On every rank, draw the same numbers from it"
+                else "after a call with differs=True, ranks 0 and {rank} drop different elements of the same "
+                "tensor: the states of `generator` have become different. On every rank, draw the same "
+                "numbers from it"
             )
             t.that(bool(torch.equal(found.mask(0, call), found.mask(rank, call))), message, rank=rank)
     again = bool(torch.equal(found.mask(0, 0), found.mask(0, 2)))
@@ -85,12 +98,18 @@ def check_masks_differ(student, t):
     for call in (1, 3):
         for one, other in ((0, 1), (0, 2), (1, 2)):
             message = (
-                "ranks {one} and {other} have other parts of the activations and drop the same elements of them: dropout has the same mask "
-                "on every rank. Seed a generator by the rank"
+                "ranks {one} and {other} have other parts of the activations and drop the same elements of "
+                "them: dropout has the same mask on every rank. Seed a generator by the rank"
             )
-            t.that(not bool(torch.equal(found.mask(one, call), found.mask(other, call))), message, one=one, other=other)
+            t.that(
+                not bool(torch.equal(found.mask(one, call), found.mask(other, call))),
+                message,
+                one=one,
+                other=other,
+            )
     for rank in range(3):
         message = (
-            "rank {rank} drops the same elements in two calls: seed with a number from `generator` and the rank, not with the rank alone"
+            "rank {rank} drops the same elements in two calls: seed with a number from `generator` and the "
+            "rank, not with the rank alone"
         )
         t.that(not bool(torch.equal(found.mask(rank, 1), found.mask(rank, 3))), message, rank=rank)

@@ -1,4 +1,5 @@
-"""The visible checks of the parallel layers: results and gradients in float64, and what passes between the ranks.
+"""The visible checks of the parallel layers: results and gradients in float64, and what passes between the
+ranks.
 
 Traffic is counted outside the student's process; bytes are exact.
 """
@@ -14,7 +15,7 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import Kind, Run, check
 from dlo_lib.labkit.compare import wrong_if
 from dlo_lib.labkit.memory import MIB, holds_at_most
-from dlo_lib.labkit.traffic import kinds_of, uses_what_arrives
+from dlo_lib.labkit.traffic import passes_only, uses_what_arrives
 
 from .scenarios import layer_of, part_of_large, parts_of
 from .twins import Found, attention, cross_entropy, embedding, linear, mlp, part
@@ -22,12 +23,12 @@ from .twins import Found, attention, cross_entropy, embedding, linear, mlp, part
 DOUBLE = torch.float64
 EXACT = {"rtol": 1e-9, "atol": 1e-10}
 ALONE = (
-    "the gradient of {what} on rank {rank} of {world} is the contribution of this rank alone: in backward the contributions "
-    "of all ranks must be added (copy_to_ranks)"
+    "the gradient of {what} on rank {rank} of {world} is the contribution of this rank alone: in backward "
+    "the contributions of all ranks must be added (copy_to_ranks)"
 )
 TOO_OFTEN = (
-    "the gradient of {what} on rank {rank} is {world} times too large: every rank already has the whole gradient of a sum, "
-    "so its backward must not add again"
+    "the gradient of {what} on rank {rank} is {world} times too large: every rank already has the whole "
+    "gradient of a sum, so its backward must not add again"
 )
 
 # -- helpers of all layers
@@ -40,7 +41,8 @@ def double(t, *shape: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """A function of the student with the tensors and the gradient of each rank; ``verify`` checks the results of a run."""
+    """A function of the student with the tensors and the gradient of each rank; ``verify`` checks the results
+    of a run."""
 
     name: str
     parts: Sequence[Sequence[Tensor | None]]
@@ -53,11 +55,19 @@ class Case:
         """What each rank gets."""
         groups = [list(ranks) for ranks in self.groups]
         return [
-            {"tensors": list(own), "fixed": list(self.fixed), "grad": grad, "groups": groups} for own, grad in zip(self.parts, self.grads)
+            {"tensors": list(own), "fixed": list(self.fixed), "grad": grad, "groups": groups}
+            for own, grad in zip(self.parts, self.grads)
         ]
 
 
-def layer_run(student, t, name: str, parts: Sequence[Sequence[Tensor | None]], grads: Sequence[Tensor], fixed: Sequence[int] = ()) -> Run:
+def layer_run(
+    student,
+    t,
+    name: str,
+    parts: Sequence[Sequence[Tensor | None]],
+    grads: Sequence[Tensor],
+    fixed: Sequence[int] = (),
+) -> Run:
     """The function on one rank for each of ``parts``."""
     return student.ranks(layer_of(name), Case(name, parts, grads, fixed=fixed).inputs())
 
@@ -74,7 +84,9 @@ def run_together(student, t, *cases: Case) -> list[Run]:
     return each
 
 
-def right_results(t, run: Run, outs: Sequence[Tensor], what: str, mistakes: Sequence[Mapping[str, Tensor]] = ()) -> None:
+def right_results(
+    t, run: Run, outs: Sequence[Tensor], what: str, mistakes: Sequence[Mapping[str, Tensor]] = ()
+) -> None:
     """The result of every rank is ``outs[rank]``."""
     for rank, got in enumerate(run.results):
         out = t.items(got, 4, "what the layer returns")[0]
@@ -83,11 +95,19 @@ def right_results(t, run: Run, outs: Sequence[Tensor], what: str, mistakes: Sequ
         t.close(out, outs[rank], what + " on rank {rank} of {world}", rank=rank, world=run.world, **EXACT)
 
 
-def right_gradients(t, run: Run, names: Sequence[str], wants: Sequence[Sequence[Tensor]], alone: Sequence[Tensor] | None = None) -> None:
-    """The gradients of every rank are ``wants[rank]``; ``alone[rank]`` is what this rank contributes to the first one."""
+def right_gradients(
+    t,
+    run: Run,
+    names: Sequence[str],
+    wants: Sequence[Sequence[Tensor]],
+    alone: Sequence[Tensor] | None = None,
+) -> None:
+    """The gradients of every rank are ``wants[rank]``; ``alone[rank]`` is what this rank contributes to the
+    first one."""
     for rank, got in enumerate(run.results):
         found = t.items(got, 4, "what the layer returns")[1]
-        t.that(found is not None, "the result on rank {rank} requires no gradient: the chain of autograd is cut before it", rank=rank)
+        message = "the result on rank {rank} requires no gradient: the chain of autograd is cut before it"
+        t.that(found is not None, message, rank=rank)
         found = t.items(found, len(names), "the gradients")
         for i, (name, mine, right) in enumerate(zip(names, found, wants[rank])):
             values = {"what": name, "rank": rank, "world": run.world}
@@ -101,9 +121,9 @@ def right_gradients(t, run: Run, names: Sequence[str], wants: Sequence[Sequence[
 
 def all_reduces(t, run: Run, forward: int, backward: int, nbytes: int, why: str) -> None:
     """Every rank makes these numbers of all-reduces, of ``nbytes`` each, and no other call."""
+    message = "rank {rank} uses {kinds}: nothing is gathered, all-reduces are enough"
+    passes_only(t, run, [Kind.ALL_REDUCE, Kind.NEW_GROUP], message)
     for rank in range(run.world):
-        others = kinds_of(run, rank, [Kind.ALL_REDUCE, Kind.NEW_GROUP])
-        t.that(not others, "rank {rank} uses {kinds}: nothing is gathered, all-reduces are enough", rank=rank, kinds=others)
         calls = run.calls(rank, Kind.ALL_REDUCE)
         for moment, want in (("forward", forward), ("backward", backward)):
             own = [call for call in calls if call.in_backward == (moment == "backward")]
@@ -111,7 +131,8 @@ def all_reduces(t, run: Run, forward: int, backward: int, nbytes: int, why: str)
             t.that(len(own) == want, message, rank=rank, count=len(own), moment=moment, want=want, why=why)
             for call in own:
                 message = "rank {rank} passes {got} bytes to an all-reduce in {moment}, {want} are enough"
-                t.that(call.payload_bytes == nbytes, message, rank=rank, got=call.payload_bytes, moment=moment, want=nbytes)
+                values = {"rank": rank, "got": call.payload_bytes, "moment": moment, "want": nbytes}
+                t.that(call.payload_bytes == nbytes, message, **values)
 
 
 # -- conjugate
@@ -162,8 +183,11 @@ def check_unchanged(student, t):
     "Neither the input nor the received gradient changes"
     names = "copy_to_ranks", "sum_over_ranks"
     drawn = [conjugate_case(t, 2) for _ in names]
-    runs = run_together(student, t, *(Case(name, [[x] for x in xs], grads) for name, (xs, grads) in zip(names, drawn)))
-    moments = {call.in_backward for call in runs[0].calls(0)}  # CopyToRanks sends in backward, SumOverRanks in forward
+    runs = run_together(
+        student, t, *(Case(name, [[x] for x in xs], grads) for name, (xs, grads) in zip(names, drawn))
+    )
+    # CopyToRanks sends in backward, SumOverRanks in forward
+    moments = {call.in_backward for call in runs[0].calls(0)}
     t.that(len(moments) == 2, "not tested yet: the ranks send nothing, see the first checks")
     for name, (xs, grads), run in zip(names, drawn, runs):
         for rank, got in enumerate(run.results):
@@ -171,7 +195,8 @@ def check_unchanged(student, t):
             same = bool(torch.equal(after, xs[rank]))
             t.that(same, "{name} changes its input: all_reduce works in place, so give it a clone", name=name)
             same = bool(torch.equal(grad, grads[rank]))
-            t.that(same, "the backward of {name} changes the gradient that it receives: give a clone to all_reduce", name=name)
+            message = "the backward of {name} changes the gradient that it gets: give a clone to all_reduce"
+            t.that(same, message, name=name)
 
 
 @check("conjugate", points=1, seconds=30)
@@ -182,11 +207,15 @@ def check_group(student, t):
     members = [next(ranks for ranks in groups if rank in ranks) for rank in range(world)]
     sums = [[sum(held[other] for other in members[rank]) for rank in range(world)] for held in (xs, grads)]
     names = "copy_to_ranks", "sum_over_ranks"
-    copied, summed = run_together(student, t, *(Case(name, [[x] for x in xs], grads, groups=groups) for name in names))
+    copied, summed = run_together(
+        student, t, *(Case(name, [[x] for x in xs], grads, groups=groups) for name in names)
+    )
     for rank, got in enumerate(copied.results):
         found = t.items(t.items(got, 4, "what the function returns")[1], 1, "the gradients")
-        wrong_if(t, found[0], sums[1][rank], {"the backward of CopyToRanks adds over all ranks: pass group=ctx.group": sum(grads)})
-        t.close(found[0], sums[1][rank], "the gradient of CopyToRanks in a group, on rank {rank}", rank=rank, **EXACT)
+        known = {"the backward of CopyToRanks adds over all ranks: pass group=ctx.group": sum(grads)}
+        wrong_if(t, found[0], sums[1][rank], known)
+        what = "the gradient of CopyToRanks in a group, on rank {rank}"
+        t.close(found[0], sums[1][rank], what, rank=rank, **EXACT)
     mistakes = [{"SumOverRanks adds over all ranks: pass group=group": sum(xs)}] * world
     right_results(t, summed, sums[0], "the result of SumOverRanks in a group", mistakes)
 
@@ -202,9 +231,11 @@ def check_part(student, t):
         run = student.ranks(parts_of, [{"weights": weights, "dims": list(dims)}] * world)
         for rank, found in enumerate(run.results):
             for weight, dim, got in zip(weights, dims, t.items(found, len(dims), "the parts")):
-                wrong_if(t, got, part(weight, dim, rank, world), {"shard returns the whole weight: it is replicated, not divided": weight})
-                message = "shard(weight, {dim}) on rank {rank} of {world}"
-                t.close(got, part(weight, dim, rank, world), message, dim=dim, rank=rank, world=world)
+                want = part(weight, dim, rank, world)
+                known = {"shard returns the whole weight: it is replicated, not divided": weight}
+                wrong_if(t, got, want, known)
+                what = "shard(weight, {dim}) on rank {rank} of {world}"
+                t.close(got, want, what, dim=dim, rank=rank, world=world)
 
 
 @check("shard", points=1, seconds=30)
@@ -218,7 +249,10 @@ def check_part_memory(student, t):
         t.equal(shape, [width // 2, width], "the shape of the part on rank {rank}", rank=rank)
         t.close(row, part(weight, 0, rank, 2)[0, :4], "a row of the part on rank {rank}", rank=rank)
     whole = weight.nbytes
-    message = "rank {rank} holds {held:.0f} MiB, its part has {part:.0f}: a view keeps the whole weight in memory, return a copy"
+    message = (
+        "rank {rank} holds {held:.0f} MiB, its part has {part:.0f}: a view keeps the whole weight in "
+        "memory, return a copy"
+    )
     holds_at_most(t, run, "after shard", whole / 2 + 3.5 * MIB, message, part=whole / 2 / MIB)
 
 
@@ -230,12 +264,16 @@ def column_case(t, world: int, bias: bool = True, shape: tuple[int, ...] = (5,))
     inner, outer = t.integer(2, 5), world * t.integer(1, 3)
     whole = [double(t, *shape, inner), double(t, outer, inner), double(t, outer) if bias else None]
     grad = double(t, *shape, outer)
-    parts = [[whole[0], part(whole[1], 0, rank, world), part(whole[2], 0, rank, world) if bias else None] for rank in range(world)]
+    parts = [
+        [whole[0], part(whole[1], 0, rank, world), part(whole[2], 0, rank, world) if bias else None]
+        for rank in range(world)
+    ]
     grads = [part(grad, len(shape), rank, world) for rank in range(world)]
 
     def verify(run: Run) -> None:
         out, found = linear(whole[0], whole[1], whole[2], grad)
-        right_results(t, run, [part(out, len(shape), rank, world) for rank in range(world)], "the result of column_linear")
+        outs = [part(out, len(shape), rank, world) for rank in range(world)]
+        right_results(t, run, outs, "the result of column_linear")
         alone = [linear(own[0], own[1], None, of_rank)[1][0] for own, of_rank in zip(parts, grads)]
         wants = [[found[0], *(part(each, 0, rank, world) for each in found[1:])] for rank in range(world)]
         right_gradients(t, run, ["x", "the weight", "the bias"][: len(found)], wants, alone)
@@ -248,20 +286,26 @@ def row_case(t, world: int, bias: bool = True, shape: tuple[int, ...] = (5,)) ->
     inner, outer = world * t.integer(1, 3), t.integer(2, 5)
     whole = [double(t, *shape, inner), double(t, outer, inner), double(t, outer) if bias else None]
     grad = double(t, *shape, outer)
-    parts = [[part(whole[0], len(shape), rank, world), part(whole[1], 1, rank, world), whole[2]] for rank in range(world)]
+    parts = [
+        [part(whole[0], len(shape), rank, world), part(whole[1], 1, rank, world), whole[2]]
+        for rank in range(world)
+    ]
 
     def verify(run: Run) -> None:
         out, found = linear(whole[0], whole[1], whole[2], grad)
         mistakes: list[dict[str, Tensor]] = []
         for own in parts:
             partial = linear(own[0], own[1], None, grad)[0]
-            known = {"row_linear returns the partial sums of rank {rank}: they must be added over the ranks": partial}
+            known = {"row_linear returns the partial sums of rank {rank}: add them over the ranks": partial}
             if whole[2] is not None:
-                often = "the bias is added {world} times: each rank adds it before the sum. Add it once, after the sum"
+                often = "the bias is added {world} times: add it once, after the sum"
                 known |= {often: out + (world - 1) * whole[2], "the bias is missing": out - whole[2]}
             mistakes.append(known)
         right_results(t, run, [out] * world, "the result of row_linear", mistakes)
-        wants = [[part(found[0], len(shape), rank, world), part(found[1], 1, rank, world), *found[2:]] for rank in range(world)]
+        wants = [
+            [part(found[0], len(shape), rank, world), part(found[1], 1, rank, world), *found[2:]]
+            for rank in range(world)
+        ]
         right_gradients(t, run, ["x", "the weight", "the bias"][: len(found)], wants)
 
     return Case("row_linear", parts, [grad] * world, verify)
@@ -300,29 +344,35 @@ def check_linear_traffic(student, t):
     columns = [[x, part(weight, 0, rank, 2), None] for rank in range(2)]
     run = layer_run(student, t, "column_linear", columns, [part(grad, 1, rank, 2) for rank in range(2)])
     right_results(t, run, [part(out, 1, rank, 2) for rank in range(2)], "the result of column_linear")
-    all_reduces(t, run, 0, 1, x.nbytes, "a column layer adds the gradients of x, and its result stays divided")
+    why = "a column layer adds the gradients of x, and its result stays divided"
+    all_reduces(t, run, 0, 1, x.nbytes, why)
     uses_what_arrives(t, run, Kind.ALL_REDUCE, 1)
     rows = [[part(x, 1, rank, 2), part(weight, 1, rank, 2), None] for rank in range(2)]
     run = layer_run(student, t, "row_linear", rows, [grad] * 2)
     right_results(t, run, [out] * 2, "the result of row_linear")
-    all_reduces(t, run, 1, 0, out.nbytes, "a row layer adds the partial sums, and the gradient of its x stays divided")
+    why = "a row layer adds the partial sums, and the gradient of its x stays divided"
+    all_reduces(t, run, 1, 0, out.nbytes, why)
     uses_what_arrives(t, run, Kind.ALL_REDUCE, 1)
 
 
 # -- mlp
 
 
-def mlp_case(student, t, world: int, shape: tuple[int, ...] = (2, 3)) -> tuple[Run, Found, list[list[Tensor]], Tensor]:
+def mlp_case(
+    student, t, world: int, shape: tuple[int, ...] = (2, 3)
+) -> tuple[Run, Found, list[list[Tensor]], Tensor]:
     """An MLP on ranks, with results that are right."""
     hidden, inner = t.integer(2, 4), world * t.integer(1, 3)
     x, down, grad = double(t, *shape, hidden), double(t, hidden, inner), double(t, *shape, hidden)
     gate, up = double(t, inner, hidden), double(t, inner, hidden)
-    parts = [[x, part(gate, 0, rank, world), part(up, 0, rank, world), part(down, 1, rank, world)] for rank in range(world)]
+    parts = [
+        [x, part(gate, 0, rank, world), part(up, 0, rank, world), part(down, 1, rank, world)]
+        for rank in range(world)
+    ]
     run = layer_run(student, t, "parallel_mlp", parts, [grad] * world)
     found = mlp(x, gate, up, down, grad)
-    mistakes = [
-        {"parallel_mlp returns the partial sums of rank {rank}: they must be added over the ranks": mlp(*own, grad)[0]} for own in parts
-    ]
+    message = "parallel_mlp returns the partial sums of rank {rank}: add them over the ranks"
+    mistakes = [{message: mlp(*own, grad)[0]} for own in parts]
     right_results(t, run, [found[0]] * world, "the result of parallel_mlp", mistakes)
     return run, found, parts, grad
 
@@ -339,7 +389,7 @@ def check_mlp(student, t):
 def check_mlp_traffic(student, t):
     "Exactly one all-reduce forward, one backward"
     run, (out, _), _, _ = mlp_case(student, t, 2)
-    why = "gate and up have the same input: copy it to the ranks once, and their gradients are added before they are sent"
+    why = "gate and up have the same input: copy it to the ranks once, and their gradients are added first"
     all_reduces(t, run, 1, 1, out.nbytes, why)
     uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 1), call=0)
 
@@ -350,17 +400,22 @@ def check_mlp_traffic(student, t):
 def embedding_case(student, t, world: int) -> tuple[Run, Tensor]:
     """An embedding on ranks, with results and gradients that are right."""
     words, hidden = world * t.integer(2, 3), t.integer(2, 4)
-    tokens = torch.tensor(t.shuffled(list(range(words)) * 2)[: words + 1]).view(1, -1)  # some words twice, others never
+    # some words twice, others never
+    tokens = torch.tensor(t.shuffled(list(range(words)) * 2)[: words + 1]).view(1, -1)
     weight, grad = double(t, words, hidden), double(t, *tokens.shape, hidden)
     own = [part(weight, 0, rank, world) for rank in range(world)]
     run = layer_run(student, t, "parallel_embedding", [[tokens, rows] for rows in own], [grad] * world)
     out, (of_weight,) = embedding(tokens, weight, grad)
     local = [(tokens - rank * len(rows)).clamp(0, len(rows) - 1) for rank, rows in enumerate(own)]
     clamped = sum(embedding(found, rows, grad)[0] for found, rows in zip(local, own))
-    zeroed = sum(embedding(found.where(found == tokens - rank * len(own[0]), 0), own[rank], grad)[0] for rank, found in enumerate(local))
+    zeroed = sum(
+        embedding(found.where(found == tokens - rank * len(own[0]), 0), own[rank], grad)[0]
+        for rank, found in enumerate(local)
+    )
     remainder = sum(embedding(tokens % len(rows), rows, grad)[0] for rows in own)
     unmasked = "for a token of another rank, a rank adds a row of its part: this contribution must be zero"
-    known = {f"{unmasked} ({text})": value for text, value in (("the nearest row", clamped), ("row 0", zeroed), ("modulo", remainder))}
+    wrong = {"the nearest row": clamped, "row 0": zeroed, "modulo": remainder}
+    known = {f"{unmasked} ({text})": value for text, value in wrong.items()}
     right_results(t, run, [out] * world, "the embedding of the tokens", [known] * world)
     right_gradients(t, run, ["the rows"], [[part(of_weight, 0, rank, world)] for rank in range(world)])
     return run, out
@@ -388,8 +443,8 @@ def attention_whole(t, heads: int, kv_heads: int, size: int = 4) -> tuple[list[T
     batch, seq, hidden = 2, t.integer(3, 4), t.integer(3, 5)
     weights = [double(t, count * size, hidden) for count in (heads, kv_heads, kv_heads)]
     angles = double(t, seq, size // 2).repeat(1, 2)
-    whole = [double(t, batch, seq, hidden), *weights, double(t, hidden, heads * size), angles.cos(), angles.sin()]
-    return whole, double(t, batch, seq, hidden)
+    x, o = double(t, batch, seq, hidden), double(t, hidden, heads * size)
+    return [x, *weights, o, angles.cos(), angles.sin()], double(t, batch, seq, hidden)
 
 
 def attention_case(student, t, world: int, kv_each: int = 1) -> tuple[Run, Found, list[list[Tensor]], Tensor]:
@@ -399,10 +454,8 @@ def attention_case(student, t, world: int, kv_each: int = 1) -> tuple[Run, Found
     parts = [[part(tensor, dim, rank, world) for tensor, dim in zip(whole, cut)] for rank in range(world)]
     run = layer_run(student, t, "parallel_attention", parts, [grad] * world, fixed=(5, 6))
     found = attention(*whole, grad)
-    mistakes = [
-        {"parallel_attention returns the contribution of rank {rank}: those of all heads must be added": attention(*own, grad)[0]}
-        for own in parts
-    ]
+    message = "parallel_attention returns the contribution of rank {rank}: add those of all heads"
+    mistakes = [{message: attention(*own, grad)[0]} for own in parts]
     right_results(t, run, [found[0]] * world, "the result of parallel_attention", mistakes)
     return run, found, parts, grad
 
@@ -428,6 +481,12 @@ def check_attention_traffic(student, t):
 # -- loss
 
 
+OWN_WORDS = (
+    "the loss on rank {rank} has only the exponentials of this rank's {words} words: add their sums over the "
+    "ranks"
+)
+
+
 def loss_case(student, t, world: int, scale: float = 1.0, shape: tuple[int, int] = (2, 3)) -> tuple[Run, int]:
     """A cross-entropy on ranks whose results are right; the number of tokens."""
     words = world * t.integer(2, 4)
@@ -440,17 +499,16 @@ def loss_case(student, t, world: int, scale: float = 1.0, shape: tuple[int, int]
     for own, _ in parts:
         local = (own.logsumexp(-1) - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)).mean()
         total = shape[0] * shape[1] * loss
-        mistakes.append(
-            {
-                "the loss on rank {rank} has only the exponentials of this rank's {words} words: add their sums over the ranks": local,
-                "the loss on rank {rank} is the sum over the tokens: return the mean": total,
-            }
-        )
+        mean = "the loss on rank {rank} is the sum over the tokens: return the mean"
+        mistakes.append({OWN_WORDS: local, mean: total})
     for rank, got in enumerate(run.results):
         value = t.items(got, 4, "what the loss returns")[0]
         t.that(type(value) is Tensor, "parallel_cross_entropy should return a tensor, the loss")
         finite = bool(torch.isfinite(value).all())
-        message = "the loss on rank {rank} is not finite: an exponential overflows. Subtract the maximum over all ranks first"
+        message = (
+            "the loss on rank {rank} is not finite: an exponential overflows. Subtract the maximum over all "
+            "ranks first"
+        )
         t.that(scale == 1.0 or finite, message, rank=rank)
         wrong_if(t, value, loss, mistakes[rank], rank=rank, words=words_of_rank)
         t.close(value, loss, "the loss on rank {rank} of {world}", rank=rank, world=world, **EXACT)
@@ -474,13 +532,19 @@ def check_large_logits(student, t):
 def check_never_gathered(student, t):
     "At most three numbers a token, and nothing in backward"
     run, tokens = loss_case(student, t, 2, shape=(3, 4))
+    message = (
+        "rank {rank} uses {kinds}: the logits are never gathered, all-reduces of some numbers for each "
+        "token are enough"
+    )
+    passes_only(t, run, [Kind.ALL_REDUCE], message)
     for rank in range(2):
-        others = kinds_of(run, rank, [Kind.ALL_REDUCE])
-        message = "rank {rank} uses {kinds}: the logits are never gathered, all-reduces of some numbers for each token are enough"
-        t.that(not others, message, rank=rank, kinds=others)
         backward = [call for call in run.calls(rank) if call.in_backward]
-        t.that(not backward, "rank {rank} communicates in backward: each rank has all it needs for its logits", rank=rank)
-        message = "rank {rank} passes {got} numbers for each token, three are enough: maximum, sum of exponentials, logit of the target"
+        message = "rank {rank} communicates in backward: each rank has all it needs for its logits"
+        t.that(not backward, message, rank=rank)
+        message = (
+            "rank {rank} passes {got} numbers for each token, three are enough: maximum, sum of "
+            "exponentials, logit of the target"
+        )
         each = run.bytes(rank) / (8 * tokens)
         t.that(bool(each <= 3), message, rank=rank, got=each)
     uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 1))

@@ -11,16 +11,20 @@ from dlo_lib.grading.checks.contract import Scenario, scenario
 
 @scenario
 def layer(student, rank, world, tensors, fixed, grad, groups):
-    """The result of a function, the gradients of its arguments except those at ``fixed``, and the arguments afterwards.
+    """The result of a function, the gradients of its arguments except those at ``fixed``, and the arguments
+    afterwards.
 
-    The function gets the group of this rank in ``groups``; without groups, None. Of a class it is the method ``apply``.
+    The function gets the group of this rank in ``groups``; without groups, None. Of a class it is the method
+    ``apply``.
     """
     group = None
     for ranks in groups:
         made = dist.new_group(ranks)
         group = made if rank in ranks else group
     trained = [
-        tensor for i, tensor in enumerate(tensors) if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and i not in fixed
+        tensor
+        for i, tensor in enumerate(tensors)
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and i not in fixed
     ]
     for tensor in trained:
         tensor.requires_grad_()
@@ -44,7 +48,9 @@ def layers(student, rank, world, cases):
             made[tuple(ranks)] = members
             group = members if rank in ranks else group
         tensors, grad = case["tensors"], case["grad"]
-        trained = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()]
+        trained = [
+            tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+        ]
         for tensor in trained:
             tensor.requires_grad_()
         out = getattr(function, "apply", function)(*tensors, group)
@@ -57,8 +63,8 @@ def layers(student, rank, world, cases):
 
 
 def layer_of(*names: str) -> Scenario:
-    """The scenario ``layer`` with this function of the student, or ``layers`` with these; the ranks get only functions that a
-    scenario names."""
+    """The scenario ``layer`` with this function of the student, or ``layers`` with these; the ranks get only
+    functions that a scenario names."""
     if len(names) == 1:
         return replace(layer, source=layer.source.replace("student.FUNCTION", f"student.{names[0]}"))
     called = ", ".join(f"student.{name}" for name in names)
@@ -102,7 +108,7 @@ def whole_step(student, rank, world, sizes, state, tokens, targets):
 
 @scenario
 def grouped(student, rank, world, widths):
-    """Sums of the powers of two of the ranks over both groups, for each width of the tensor-parallel group."""
+    """Sums of powers of two of the ranks over both groups, for each width of the tensor-parallel group."""
     found = []
     for tp in widths:
         sums = []
@@ -153,7 +159,7 @@ def dropped(student, rank, world, xs, p, differs, seed):
 
 @scenario
 def sharing_step(student, rank, world, tensors, fixed, grad, groups):
-    """``shared_kv_attention``, whose key and value heads are shared by a group: the result and the gradients."""
+    """``shared_kv_attention``, whose key and value heads a group shares: the result and the gradients."""
     sharing = None
     for ranks in groups:
         made = dist.new_group(ranks)

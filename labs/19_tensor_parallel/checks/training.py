@@ -51,7 +51,10 @@ def llama_case(t, world: int, layers: int = 2) -> tuple[dict[str, Any], dict[str
         "head_dim": 4,
     }
     shapes = Llama(LlamaConfig(**sizes), device="meta").state_dict()
-    state = {name: 0.4 * double(t, *like.shape) + (1.0 if like.dim() == 1 else 0.0) for name, like in shapes.items()}
+    state = {
+        name: 0.4 * double(t, *like.shape) + (1.0 if like.dim() == 1 else 0.0)
+        for name, like in shapes.items()
+    }
     seq = t.integer(3, 5)
     tokens, targets = (t.integers(0, sizes["vocab_size"] - 1, 2, seq) for _ in range(2))
     return sizes, state, tokens, targets
@@ -60,16 +63,26 @@ def llama_case(t, world: int, layers: int = 2) -> tuple[dict[str, Any], dict[str
 def model_run(student, t, world: int, layers: int = 2) -> tuple[Run, Tensor, int]:
     """A step of a Llama on ranks whose losses are right; the tokens and the width."""
     sizes, state, tokens, targets = llama_case(t, world, layers)
-    run = student.ranks(whole_step, [{"sizes": sizes, "state": state, "tokens": tokens, "targets": targets}] * world)
+    run = student.ranks(
+        whole_step, [{"sizes": sizes, "state": state, "tokens": tokens, "targets": targets}] * world
+    )
     loss, grads = llama_step(sizes, state, tokens, targets)
     for rank, got in enumerate(run.results):
         value, shapes, found = t.items(got, 3, "what the step returns")
         for name, want in ((name, list(part(state[name], cut(name), rank, world).shape)) for name in grads):
-            whole, values = list(state[name].shape), {"name": name, "rank": rank, "shape": shapes.get(name), "want": want}
-            t.that(want == whole or shapes.get(name) != whole, "{name} is whole on rank {rank}: it is replicated, not divided", **values)
-            message = "{name} on rank {rank} has shape {shape}, expected {want}: it is cut along the other dimension, or should be whole"
+            whole, values = (
+                list(state[name].shape),
+                {"name": name, "rank": rank, "shape": shapes.get(name), "want": want},
+            )
+            message = "{name} is whole on rank {rank}: it is replicated, not divided"
+            t.that(want == whole or shapes.get(name) != whole, message, **values)
+            message = (
+                "{name} on rank {rank} has shape {shape}, expected {want}: it is cut along the other "
+                "dimension, or should be whole"
+            )
             t.that(shapes.get(name) == want, message, **values)
-        t.close(value, torch.tensor(loss, dtype=torch.float64), "the loss on rank {rank} of {world}", rank=rank, world=world, **EXACT)
+        what = "the loss on rank {rank} of {world}"
+        t.close(value, torch.tensor(loss, dtype=torch.float64), what, rank=rank, world=world, **EXACT)
         for name, grad in grads.items():
             mine, values = found.get(name), {"name": name, "rank": rank, "world": world}
             t.that(mine is not None, "the gradient of {name} on rank {rank} is missing", **values)
@@ -84,11 +97,12 @@ def check_plan(student, t):
     names = list(Llama(LlamaConfig(8, 4, 4, t.integer(2, 3), 1, 1, 4), device="meta").state_dict())
     for name in t.shuffled(names):
         got, want = student.shard_dim(name), cut(name)
-        message = "shard_dim({name}) is {got}: this layer is followed by a sum, so its weight is cut along dim 1"
+        message = "shard_dim({name}) is {got}: a sum follows this layer, so its weight is cut along dim 1"
         t.that(want != 1 or got == want, message, name=name, got=got)
         message = "shard_dim({name}) is {got}: norms are whole on every rank, None"
         t.that(want is not None or got is None, message, name=name, got=got)
-        t.that(got == want and type(got) is type(want), "shard_dim({name}) is {got}, expected {want}", name=name, got=got, want=want)
+        message = "shard_dim({name}) is {got}, expected {want}"
+        t.that(got == want and type(got) is type(want), message, name=name, got=got, want=want)
 
 
 @check("model", points=3, seconds=60)
@@ -105,15 +119,21 @@ def check_model_traffic(student, t):
     for layers in (1, 3):
         run, tokens, hidden = model_run(student, t, 2, layers)
         for rank in range(2):
-            others = kinds_of(run, rank, [Kind.ALL_REDUCE, Kind.SCATTER])  # DTensor scatters the whole weights once
+            # DTensor scatters the whole weights once
+            others = kinds_of(run, rank, [Kind.ALL_REDUCE, Kind.SCATTER])
             t.that(not others, "rank {rank} uses {kinds}: all-reduces are enough", rank=rank, kinds=others)
             size = tokens.numel() * hidden
             calls = [call for call in run.calls(rank, Kind.ALL_REDUCE) if call.numel == size]
-            counts[layers, rank] = [sum(call.in_backward == backward for call in calls) for backward in (False, True)]
+            counts[layers, rank] = [
+                sum(call.in_backward == backward for call in calls) for backward in (False, True)
+            ]
     for rank in range(2):
         for moment, few, many in zip(("forward", "backward"), counts[1, rank], counts[3, rank]):
             each = (many - few) / 2
-            message = "rank {rank} makes {each:g} all-reduces of activations for each block in {moment}, two are right: attention and MLP"
+            message = (
+                "rank {rank} makes {each:g} all-reduces of activations for each block in {moment}, two are "
+                "right: attention and MLP"
+            )
             t.that(each == 2, message, rank=rank, each=each, moment=moment)
     uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 1), call=1)
 
@@ -133,12 +153,17 @@ def right_groups(student, t, world: int, widths: Sequence[int]) -> None:
     run = student.ranks(grouped, [{"widths": list(widths)}] * world)
     for rank, of_rank in enumerate(run.results):
         for tp, got in zip(widths, t.items(of_rank, len(widths), "the groups")):
-            members = [[other for other in range(world) if int(found) >> other & 1] for found in t.items(got, 2, "the two groups")]
+            members = [
+                [other for other in range(world) if int(found) >> other & 1]
+                for found in t.items(got, 2, "the two groups")
+            ]
             want = grid_groups(world, tp, rank)
             values = {"rank": rank, "world": world, "tp": tp, "got": members, "want": want}
             swapped = members == want[::-1] and want[0] != want[1]
-            t.that(not swapped, "the two groups of rank {rank} are exchanged: the tensor-parallel one comes first", **values)
-            t.that(members == want, "with tp = {tp} on {world} ranks, rank {rank} is in the groups {got}, expected {want}", **values)
+            message = "the two groups of rank {rank} are exchanged: the tensor-parallel one comes first"
+            t.that(not swapped, message, **values)
+            message = "with tp = {tp} on {world} ranks, rank {rank} is in the groups {got}, expected {want}"
+            t.that(members == want, message, **values)
 
 
 @check("grid", points=2, seconds=40)
@@ -160,14 +185,15 @@ def check_average(student, t):
             same = [grads[other][i] for other in groups[rank % 2]]
             right = sum(same) / len(same)
             mistakes = {
-                "gradients on rank {rank} are averaged over all ranks: tensor-parallel neighbours have other parts": sum(
-                    own[i] for own in grads
-                )
-                / world,
-                "gradients on rank {rank} are divided by the number of all ranks: divide by the size of dp_group": sum(same) / world,
+                "gradients on rank {rank} are averaged over all ranks: tensor-parallel neighbours have "
+                "other parts": sum(own[i] for own in grads) / world,
+                "gradients on rank {rank} are divided by the number of all ranks: divide by the size of "
+                "dp_group": sum(same) / world,
             }
             if len(same) > 1:
-                mistakes["gradients on rank {rank} are summed over the group: data parallelism needs their mean"] = sum(same)
+                mistakes[
+                    "gradients on rank {rank} are summed over the group: data parallelism needs their mean"
+                ] = sum(same)
             wrong_if(t, mine, right, mistakes, rank=rank)
             t.close(mine, right, "gradient {i} on rank {rank} of 3", i=i, rank=rank, **EXACT)
         t.that(none is None, "a parameter without gradient has one on rank {rank}: skip None", rank=rank)
@@ -179,7 +205,14 @@ def check_grid(student, t):
     "TP 2 × DP 2 has the gradients of one process with the whole batch"
     sizes, state, tokens, targets = llama_case(t, 2, layers=1)
     inputs = [
-        {"tp": 2, "sizes": sizes, "state": state, "tokens": tokens[row : row + 1], "targets": targets[row : row + 1]} for row in (0, 1)
+        {
+            "tp": 2,
+            "sizes": sizes,
+            "state": state,
+            "tokens": tokens[row : row + 1],
+            "targets": targets[row : row + 1],
+        }
+        for row in (0, 1)
     ]
     run = student.ranks(grid_step, [inputs[0], inputs[0], inputs[1], inputs[1]])
     _, grads = llama_step(sizes, state, tokens, targets)
@@ -188,9 +221,14 @@ def check_grid(student, t):
         for name, grad in grads.items():
             mine, right = found.get(name), part(grad, cut(name), rank % 2, 2)
             both = part(grad, cut(name), 0, 2) + part(grad, cut(name), 1, 2)
-            mixed = "the gradient of {name} on rank {rank} is averaged over the tensor-parallel group too: its ranks have other parts"
+            mixed = (
+                "the gradient of {name} on rank {rank} is averaged over the tensor-parallel group too: its "
+                "ranks have other parts"
+            )
             wrong_if(t, mine, right, {mixed: both / 2}, name=name, rank=rank)
-            t.close(mine, right, "the gradient of {name} on rank {rank} of 2 × 2", name=name, rank=rank, **EXACT)
+            t.close(
+                mine, right, "the gradient of {name} on rank {rank} of 2 × 2", name=name, rank=rank, **EXACT
+            )
 
 
 # -- sequence
@@ -208,30 +246,45 @@ def check_gather_scatter(student, t):
     for (name, _, grads), run in zip(cases, runs):
         joined, summed = torch.cat(short), sum(long)
         outs = [joined if name == "GatherSequence" else part(summed, 0, rank, world) for rank in range(world)]
-        wants = [part(summed, 0, rank, world) if name == "GatherSequence" else joined for rank in range(world)]
+        wants = [
+            part(summed, 0, rank, world) if name == "GatherSequence" else joined for rank in range(world)
+        ]
         right_results(t, run, outs, "the result of " + name)
         for rank, got in enumerate(run.results):
             (mine,) = t.items(t.items(got, 4, "what the function returns")[1], 1, "the gradients")
             own = part(grads[rank], 0, rank, world) if name == "GatherSequence" else wants[rank]
-            message = "the backward of GatherSequence takes the rows of this rank from one gradient: add those of all ranks"
+            message = "the backward of GatherSequence takes the rows of one gradient: add those of all ranks"
             t.that(near(own, wants[rank]) or not near(mine, own), message)
-            t.close(mine, wants[rank], "the gradient of {name} on rank {rank} of {world}", name=name, rank=rank, world=world, **EXACT)
+            what = "the gradient of {name} on rank {rank} of {world}"
+            t.close(mine, wants[rank], what, name=name, rank=rank, world=world, **EXACT)
 
 
-def sequence_case(student, t, world: int) -> tuple[Run, Sequence[Sequence[Tensor]], list[Tensor], int, Sequence[Sequence[Tensor]]]:
-    """An MLP behind a norm on ranks, with results that are right: the run, the gradients of each rank and of one process, the bytes of x,
-    and the tensors of each rank."""
+def sequence_case(
+    student, t, world: int
+) -> tuple[Run, Sequence[Sequence[Tensor]], list[Tensor], int, Sequence[Sequence[Tensor]]]:
+    """An MLP behind a norm on ranks, with results that are right: the run, the gradients of each rank and of
+    one process, the bytes of x, and the tensors of each rank."""
     rows, hidden, inner = t.integer(1, 3), t.integer(3, 4), world * t.integer(1, 3)
     x, grad = (double(t, world * rows, 2, hidden) for _ in range(2))
-    weights = [double(t, hidden), double(t, inner, hidden), double(t, inner, hidden), double(t, hidden, inner)]
+    weights = [
+        double(t, hidden),
+        double(t, inner, hidden),
+        double(t, inner, hidden),
+        double(t, hidden, inner),
+    ]
     dims = (0, None, 0, 0, 1)
-    parts = [[part(tensor, dim, rank, world) for tensor, dim in zip([x, *weights], dims)] for rank in range(world)]
+    parts = [
+        [part(tensor, dim, rank, world) for tensor, dim in zip([x, *weights], dims)] for rank in range(world)
+    ]
     grads = [part(grad, 0, rank, world) for rank in range(world)]
     run = layer_run(student, t, "sequence_mlp", parts, grads)
     out, found = norm_mlp(x, *weights, grad)
     for rank, got in enumerate(run.results):
         mine = t.items(got, 4, "what the layer returns")[0]
-        message = "the result on rank {rank} has the whole sequence: it is gathered, but only this rank's tokens are needed"
+        message = (
+            "the result on rank {rank} has the whole sequence: it is gathered, but only this rank's tokens "
+            "are needed"
+        )
         t.that(not (type(mine) is Tensor and mine.shape == out.shape), message, rank=rank)
     right_results(t, run, [part(out, 0, rank, world) for rank in range(world)], "the result of sequence_mlp")
     wants = [[part(tensor, dim, rank, world) for tensor, dim in zip(found, dims)] for rank in range(world)]
@@ -255,7 +308,9 @@ def check_sequence_mlp(student, t):
 def check_norm_gradient(student, t):
     "The gradient of the norm is summed over the ranks"
     run, wants, found, _, _ = sequence_case(student, t, 2)
-    grads = [t.items(t.items(got, 4, "what the layer returns")[1], 5, "the gradients")[1] for got in run.results]
+    grads = [
+        t.items(t.items(got, 4, "what the layer returns")[1], 5, "the gradients")[1] for got in run.results
+    ]
     for rank, mine in enumerate(grads):
         t.that(mine is not None, "the gradient of the norm's weight on rank {rank} is missing", rank=rank)
         same = near(mine, grads[1 - rank]) if isinstance(grads[1 - rank], Tensor) else False
@@ -272,16 +327,29 @@ def check_sequence_traffic(student, t):
         sent = run.numbers(rank, Kind.ALL_GATHER)
         early = any(near(numbers.double(), parts[rank][0].flatten()) for numbers in sent)
         message = (
-            "rank {rank} gathers x before the norm: every rank then computes the norm of the whole sequence and keeps all of it for "
-            "backward. Gather the result of the norm"
+            "rank {rank} gathers x before the norm: every rank then computes the norm of the whole sequence "
+            "and keeps all of it for backward. Gather the result of the norm"
         )
         t.that(not early, message, rank=rank)
         for moment in ("forward", "backward"):
-            calls = [call for call in run.calls(rank) if call.in_backward == (moment == "backward") and call.kind is not Kind.NEW_GROUP]
+            calls = [
+                call
+                for call in run.calls(rank)
+                if call.in_backward == (moment == "backward") and call.kind is not Kind.NEW_GROUP
+            ]
             for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER):
                 own = [call.payload_bytes for call in calls if call.kind is kind]
-                message = "rank {rank} makes {count} calls of {kind} with {got} bytes in {moment}: one of {want} is right"
-                shown = {"count": len(own), "kind": kind.value, "got": sum(own), "moment": moment, "want": nbytes}
+                message = (
+                    "rank {rank} makes {count} calls of {kind} with {got} bytes in {moment}: one of {want} "
+                    "is right"
+                )
+                shown = {
+                    "count": len(own),
+                    "kind": kind.value,
+                    "got": sum(own),
+                    "moment": moment,
+                    "want": nbytes,
+                }
                 t.that(own == [nbytes], message, rank=rank, **shown)
             large = [call for call in calls if call.kind is Kind.ALL_REDUCE and call.payload_bytes >= nbytes]
             t.that(
@@ -302,12 +370,14 @@ def check_own_kv_heads(student, t):
     for kv_heads, world in t.shuffled([(8, 2), (4, 4), (2, 8), (1, 3), (6, 3), (3, 6)]):
         for rank in range(world):
             got = t.items(student.own_kv_heads(kv_heads, rank, world), 2, "own_kv_heads")
-            queries = torch.arange(2 * kv_heads * world).chunk(world)[rank] // (2 * world)  # of each query head, its head of keys
+            # of each query head, its head of keys
+            queries = torch.arange(2 * kv_heads * world).chunk(world)[rank] // (2 * world)
             want = [int(queries.min()), int(queries.max()) + 1]
             values = {"kv": kv_heads, "rank": rank, "world": world, "got": got, "want": want}
             wrapped = [rank % kv_heads, rank % kv_heads + 1]
             message = (
-                "own_kv_heads({kv}, {rank}, {world}) is {got}: neighbours share a head, because they have the query heads of one group"
+                "own_kv_heads({kv}, {rank}, {world}) is {got}: neighbours share a head, because they have "
+                "the query heads of one group"
             )
             t.that(got == want or got != wrapped, message, **values)
             t.that(got == want, "own_kv_heads({kv}, {rank}, {world}) is {got}, expected {want}", **values)
@@ -320,7 +390,9 @@ def check_shared_gradients(student, t):
     whole, grad = attention_whole(t, world, 2)
     inputs = []
     for rank in range(world):
-        own = [part(tensor, dim, rank, world) for tensor, dim in zip(whole, (None, 0, None, None, 1, None, None))]
+        own = [
+            part(tensor, dim, rank, world) for tensor, dim in zip(whole, (None, 0, None, None, 1, None, None))
+        ]
         own[2], own[3] = (part(tensor, 0, rank // 2, 2) for tensor in whole[2:4])
         inputs.append({"tensors": own, "fixed": [5, 6], "grad": grad, "groups": sharing})
     run = student.ranks(sharing_step, inputs)
@@ -333,17 +405,37 @@ def check_shared_gradients(student, t):
         t.that(grads is not None, "the result on rank {rank} requires no gradient", rank=rank)
         of_ranks.append(t.items(grads, 5, "the gradients"))
     for rank, grads in enumerate(of_ranks):
-        wants = [found[0], part(found[1], 0, rank, world), part(found[2], 0, rank // 2, 2), part(found[3], 0, rank // 2, 2)]
+        wants = [
+            found[0],
+            part(found[1], 0, rank, world),
+            part(found[2], 0, rank // 2, 2),
+            part(found[3], 0, rank // 2, 2),
+        ]
         for i, (name, right) in enumerate(zip(("x", "q", "k", "v"), wants)):
             values = {"name": name, "rank": rank}
             t.that(grads[i] is not None, "the gradient of {name} on rank {rank} is missing", **values)
             neighbour = of_ranks[rank ^ 1][i]
             split = (
-                i in (2, 3) and isinstance(neighbour, Tensor) and grads[i].shape == neighbour.shape and near(grads[i] + neighbour, right)
+                i in (2, 3)
+                and isinstance(neighbour, Tensor)
+                and grads[i].shape == neighbour.shape
+                and near(grads[i] + neighbour, right)
             )
-            message = "the gradient of {name} on rank {rank} is that of this rank's query heads alone: copies of a head drift apart"
+            message = (
+                "the gradient of {name} on rank {rank} is that of this rank's query heads alone: copies of "
+                "a head drift apart"
+            )
             t.that(not split, message, **values)
-            message = "the gradient of {name} on rank {rank} is added over all ranks: only those of `sharing` have a copy of this head"
-            wrong_if(t, grads[i], right, {message: found[i][:size] + found[i][size:]} if i in (2, 3) else {}, **values)
+            message = (
+                "the gradient of {name} on rank {rank} is added over all ranks: only those of `sharing` "
+                "have a copy of this head"
+            )
+            wrong_if(
+                t,
+                grads[i],
+                right,
+                {message: found[i][:size] + found[i][size:]} if i in (2, 3) else {},
+                **values,
+            )
             t.close(grads[i], right, "the gradient of {name} on rank {rank} of 4", **values, **EXACT)
     uses_what_arrives(t, run, Kind.ALL_REDUCE, t.integer(0, 3))

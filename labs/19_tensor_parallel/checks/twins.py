@@ -1,4 +1,4 @@
-"""The references of the checks: one process with the whole tensors, and ``narrow`` for the part of each rank."""
+"""The references of the checks: one process with the whole tensors, and ``narrow`` for a rank's part."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def embedding(tokens: Tensor, weight: Tensor, grad: Tensor) -> Found:
 
 
 @twin
-def attention(x: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, cos: Tensor, sin: Tensor, grad: Tensor) -> Found:
+def attention(
+    x: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, cos: Tensor, sin: Tensor, grad: Tensor
+) -> Found:
     """Causal grouped-query attention with an explicit softmax, and the gradients of x and the weights."""
     own = _trained(x, q, k, v, o)
     heads = [(own[0] @ weight.T).unflatten(-1, (-1, cos.shape[-1])).transpose(1, 2) for weight in own[1:4]]
@@ -84,10 +86,14 @@ def norm_mlp(x: Tensor, norm: Tensor, gate: Tensor, up: Tensor, down: Tensor, gr
 
 
 @twin
-def llama_step(sizes: Mapping[str, Any], state: Mapping[str, Tensor], tokens: Tensor, targets: Tensor) -> tuple[float, dict[str, Tensor]]:
+def llama_step(
+    sizes: Mapping[str, Any], state: Mapping[str, Tensor], tokens: Tensor, targets: Tensor
+) -> tuple[float, dict[str, Tensor]]:
     """The loss of one process, and the gradients by name."""
     model = Llama(LlamaConfig(**sizes), dtype=torch.float64)
     model.load_state_dict(state)
     loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
     loss.backward()
-    return float(loss.detach()), {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    return float(loss.detach()), {
+        name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None
+    }

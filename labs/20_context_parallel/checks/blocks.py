@@ -1,4 +1,5 @@
-"""The visible checks of what one process computes: blocks, their merge, rectangles, orders, and bytes. All in float64."""
+"""The visible checks of what one process computes: blocks, their merge, rectangles, orders, and bytes. All in
+float64."""
 
 from __future__ import annotations
 
@@ -52,8 +53,12 @@ def check_block_output(student, t):
         out, _ = pair(t, student.block_attention(q, k, v, mask), "block_attention")
         want, _ = attention(q, k, v, mask)
         mistakes = {
-            "the scores are not divided by the square root of d": attention(q * q.shape[-1] ** 0.5, k, v, mask)[0],
-            "the mask is not used: a query sees only the keys where it is True": attention(q, k, v, torch.ones_like(mask))[0],
+            "the scores are not divided by the square root of d": attention(
+                q * q.shape[-1] ** 0.5, k, v, mask
+            )[0],
+            "the mask is not used: a query sees only the keys where it is True": attention(
+                q, k, v, torch.ones_like(mask)
+            )[0],
             "hidden keys count in the sum: hide their scores (-inf) before the softmax, not its result": (
                 (torch.einsum("bhqd,bhkd->bhqk", q, k) / q.shape[-1] ** 0.5).softmax(-1) * mask @ v
             ),
@@ -71,7 +76,9 @@ def check_block_lse(student, t):
     mistakes = {
         "lse is the sum of exponentials: take its logarithm": want.exp(),
         "lse is the largest score: it is the logarithm of the sum of all exponentials": (
-            (torch.einsum("bhqd,bhkd->bhqk", q, k) / q.shape[-1] ** 0.5).masked_fill(~mask, -math.inf).amax(-1)
+            (torch.einsum("bhqd,bhkd->bhqk", q, k) / q.shape[-1] ** 0.5)
+            .masked_fill(~mask, -math.inf)
+            .amax(-1)
         ),
     }
     wrong_if(t, lse, want, mistakes)
@@ -90,8 +97,12 @@ def check_block_blind(student, t):
     t.tensor(out, "out of block_attention", shape=tuple(q.shape), dtype=DOUBLE)
     t.close(out[:, :, rows], want_out[:, :, rows], "out of the queries that see a key", **EXACT)
     finite = bool(torch.isfinite(out[:, :, blind]).all())
-    t.that(finite, "the output of a query that sees no key is NaN: all its scores are -inf, so is its lse, and -inf - -inf is no number")
-    finite_scores = ". A large negative number such as -1e9 hides no key from a query that sees none: use -inf"
+    t.that(
+        finite,
+        "the output of a query that sees no key is NaN: all its scores are -inf, so is its lse, and -inf - "
+        "-inf is no number",
+    )
+    finite_scores = ". A large number such as -1e9 hides no key from a query that sees none: use -inf"
     mistakes = {
         "the output of a query that sees no key is the mean of v" + finite_scores: v.mean(2),
         "the output of a query that sees no key is attention to all keys" + finite_scores: (
@@ -111,7 +122,11 @@ def check_block_large(student, t):
     q, k, v, mask = block_inputs(t, factor=4000.0)
     out, lse = pair(t, student.block_attention(q, k, v, mask), "block_attention")
     finite = bool(torch.isfinite(out).all() and torch.isfinite(lse).all())
-    t.that(finite, "with scores of some 1000 an exponential overflows: subtract a number of the size of the scores first (lse)")
+    t.that(
+        finite,
+        "with scores of some 1000 an exponential overflows: subtract a number of the size of the scores "
+        "first (lse)",
+    )
     want_out, want_lse = attention(q, k, v, mask)
     t.close(out, want_out, "out of block_attention with large scores", **EXACT)
     t.close(lse, want_lse, "lse of block_attention with large scores", **EXACT)
@@ -121,13 +136,20 @@ def check_block_large(student, t):
 
 
 def parts_of(t, parts: int, shift: float = 0.0) -> tuple[list[Block], Block]:
-    """The results of ``parts`` sets of keys, and of all keys together; scores are moved by about ``shift``."""
+    """The results of ``parts`` sets of keys, and of all keys together; ``shift`` moves the scores."""
     size, queries, keys = t.integer(2, 4), t.integer(2, 4), 3
     q, k, v = (double(t, 1, 2, tokens, size) for tokens in (queries, parts * keys, parts * keys))
     q[..., -1], k[..., -1] = size**0.5, k[..., -1] + shift
     mask = torch.ones(queries, parts * keys, dtype=torch.bool)
-    found = [attention(q, *(tensor[:, :, part * keys : (part + 1) * keys] for tensor in (k, v)), mask[:, :keys]) for part in range(parts)]
+    cut = zip(k.split(keys, 2), v.split(keys, 2))
+    found = [attention(q, own_k, own_v, mask[:, :keys]) for own_k, own_v in cut]
     return found, attention(q, k, v, mask)
+
+
+OUTPUTS_ADDED = "merge returns the sum of the two outputs: each has its share, exp(its lse - the common lse)"
+OUTPUTS_AVERAGED = (
+    "merge returns the mean of the two outputs: the block with the larger sum of exponentials counts more"
+)
 
 
 @check("merge", points=2)
@@ -139,13 +161,13 @@ def check_merge(student, t):
         weights = torch.stack((first[1], second[1])).softmax(0).unsqueeze(-1)
         largest = torch.maximum(first[1], second[1])
         mistakes = {
-            "merge returns the sum of the two outputs: each has its share, exp(its lse - the common lse)": first[0] + second[0],
-            "merge returns the mean of the two outputs: the block with the larger sum of exponentials counts more": (
-                (first[0] + second[0]) / 2
-            ),
+            OUTPUTS_ADDED: first[0] + second[0],
+            OUTPUTS_AVERAGED: (first[0] + second[0]) / 2,
             "the shares of the two parts are exchanged": weights[1] * first[0] + weights[0] * second[0],
-            "the shares of the two parts do not add up to 1: a share is exp(its lse - the common lse), not minus the larger lse": (
-                first[0] * (first[1] - largest).exp().unsqueeze(-1) + second[0] * (second[1] - largest).exp().unsqueeze(-1)
+            "the shares of the two parts do not add up to 1: a share is exp(its lse - the common lse), not "
+            "minus the larger lse": (
+                first[0] * (first[1] - largest).exp().unsqueeze(-1)
+                + second[0] * (second[1] - largest).exp().unsqueeze(-1)
             ),
             "the two lse are added, so out has wrong shares: add their exponentials": (
                 first[0] * (-second[1]).exp().unsqueeze(-1) + second[0] * (-first[1]).exp().unsqueeze(-1)
@@ -179,7 +201,10 @@ def check_merge_large(student, t):
         (first, second), want = parts_of(t, 2, shift)
         out, lse = pair(t, student.merge(*first, *second), "merge")
         finite = bool(torch.isfinite(out).all() and torch.isfinite(lse).all())
-        message = "lse of about {shift}: an exponential overflows, or all of them are 0. Form the differences of lse before exp"
+        message = (
+            "lse of about {shift}: an exponential overflows, or all of them are 0. Form the differences of "
+            "lse before exp"
+        )
         t.that(finite, message, shift=shift)
         t.close(out, want[0], "out with lse of about {shift}", shift=shift, **EXACT)
         t.close(lse, want[1], "lse of about {shift}", shift=shift, **EXACT)
@@ -220,8 +245,10 @@ def right_rectangle(student, t, queries: Tensor, keys: Tensor) -> None:
     t.that(last >= right[1], hidden, **shown, query=int(queries[-1]), key=int(keys[right[1] - 1]))
     hidden = where_ + "the query at {query} sees the key at {key}, and is not among the queries first:"
     t.that(first <= right[0], hidden, **shown, query=int(queries[right[0]]), key=int(keys[0]))
-    t.that(first == right[0], where_ + "the first of these queries see no key, so the rectangle is too large", **shown)
-    t.that(last == right[1], where_ + "no query sees the last of these keys, so the rectangle is too large", **shown)
+    large = where_ + "the first of these queries see no key, so the rectangle is too large"
+    t.that(first == right[0], large, **shown)
+    large = where_ + "no query sees the last of these keys, so the rectangle is too large"
+    t.that(last == right[1], large, **shown)
 
 
 def ascending(t, size: int, gaps: int) -> Tensor:
@@ -243,7 +270,8 @@ def check_visible_gaps(student, t):
     "Positions with gaps"
     for at_query in t.shuffled([False, False, False, True, True, True]):
         queries, keys = ascending(t, t.integer(3, 6), 3) + 8, ascending(t, t.integer(3, 6), 3)
-        begin = int(queries[t.integer(0, len(queries) - 1)]) if at_query else 0  # the last query sees the first key
+        # the last query sees the first key
+        begin = int(queries[t.integer(0, len(queries) - 1)]) if at_query else 0
         right_rectangle(student, t, queries, keys - keys[0] + begin)
     half = t.integer(2, 4)
     chunks = torch.arange(4 * half).view(4, half)
@@ -260,7 +288,7 @@ def check_visible_nothing(student, t):
     got = student.visible(parts[1], parts[0])
     t.that(got is not None, "not tested yet: visible is None where queries see all keys")
     got = student.visible(parts[0], parts[1])
-    message = "all keys are after all queries: visible should be None, so that nothing is computed, it is {got}"
+    message = "all keys are after all queries: visible should be None, and nothing is computed, it is {got}"
     t.that(got is None, message, got=got)
 
 
@@ -276,7 +304,10 @@ def gradient_case(t) -> tuple[list[Tensor], Tensor, list[Tensor]]:
 
 NAMES = ("dq", "dk", "dv")
 EXCHANGED = "{name} is the gradient of the other one of k and v: return dq, dk, dv in this order"
-UNSCALED = "{name} is not divided by the square root of d: the scores are S = Q Kᵀ / √d, so their gradient is divided as well"
+UNSCALED = (
+    "{name} is not divided by the square root of d: the scores are S = Q Kᵀ / √d, so their gradient is "
+    "divided as well"
+)
 UNMASKED = "{name}: keys that the mask hides have P = 0, so the mask belongs into backward as well"
 
 
@@ -304,12 +335,17 @@ def check_gradient_hidden(student, t):
     "A hidden key with a large score"
     q, k, v, mask = block_inputs(t)
     first = q[:, :, :1]
-    k[:, :, -1:] = 4000.0 * first / (first * first).sum(-1, keepdim=True)  # no query sees the last key; its score is 2000 or more
+    # no query sees the last key; its score is 2000 or more
+    k[:, :, -1:] = 4000.0 * first / (first * first).sum(-1, keepdim=True)
     grad = double(t, *q.shape)
     found = student.block_backward(grad, q, k, v, *attention(q, k, v, mask), mask)
-    for name, got, want in zip(NAMES, t.items(found, 3, "what block_backward returns"), gradients(grad, q, k, v, mask)):
+    found = t.items(found, 3, "what block_backward returns")
+    for name, got, want in zip(NAMES, found, gradients(grad, q, k, v, mask)):
         t.tensor(got, "{name} of block_backward", shape=tuple(want.shape), dtype=DOUBLE, name=name)
-        message = "{name} is not finite: the exponential of the large score of a hidden key overflows, and inf · 0 is NaN. Hide its score (-inf) before exp"
+        message = (
+            "{name} is not finite: the exponential of the large score of a hidden key overflows, and inf · "
+            "0 is NaN. Hide its score (-inf) before exp"
+        )
         t.that(bool(torch.isfinite(got).all()), message, name=name)
         t.close(got, want, "{name} where a hidden key has a large score", name=name, **EXACT)
 
@@ -325,11 +361,15 @@ def check_gradient_blocks(student, t):
         got = student.block_backward(grad, q, *part, out, lse, mask[:, keys])
         got = t.items(got, 3, "what block_backward returns")
         shapes = (tuple(tensor.shape) for tensor in (q, *part))
-        blocks.append([t.tensor(each, name + " of a block", shape=shape, dtype=DOUBLE) for each, name, shape in zip(got, NAMES, shapes)])
+        each = zip(got, NAMES, shapes)
+        blocks.append(
+            [t.tensor(g, f"{name} of a block", shape=shape, dtype=DOUBLE) for g, name, shape in each]
+        )
         own_out, own_lse = attention(q, *part, mask[:, keys])
         share = (own_lse - lse).exp().unsqueeze(-1)
         unmasked.append(block_gradients(grad, q, *part, out, lse, torch.ones_like(mask[:, keys])))
-        of_block.append(block_gradients(grad, q, *part, out, own_lse.where(own_lse > -math.inf, 0), mask[:, keys]))
+        finite = own_lse.where(own_lse > -math.inf, 0)
+        of_block.append(block_gradients(grad, q, *part, out, finite, mask[:, keys]))
         own_sums.append(block_gradients(grad, q, *part, share * own_out, lse, mask[:, keys]))
     scale = q.shape[-1] ** 0.5
     for place, name in ((2, "dv"), (0, "dq"), (1, "dk")):
@@ -339,12 +379,13 @@ def check_gradient_blocks(student, t):
             "The probabilities are exp(S - lse) with the given lse, not the softmax of this block"
         )
         t.that(not bool(torch.isnan(got).any()), message, name=name)
-        mistakes = {
-            UNMASKED: hidden,
-            "{name}: the probabilities are exp(S - lse) with the given lse, not the softmax of this block": softmax,
-        }
+        of_this = "{name}: the probabilities are exp(S - lse) with the given lse, not this block's softmax"
+        mistakes = {UNMASKED: hidden, of_this: softmax}
         if place != 2:
-            mistakes |= {UNSCALED: wants[place] * scale, "{name}: D is the sum of grad * out with the given out, over all keys": sums}
+            mistakes |= {
+                UNSCALED: wants[place] * scale,
+                "{name}: D is the sum of grad * out with the given out, over all keys": sums,
+            }
         if place != 0:
             mistakes |= {EXCHANGED: wants[3 - place]}
         wrong_if(t, got, wants[place], mistakes, name=name)
@@ -378,19 +419,19 @@ def check_zigzag_chunks(student, t):
         seq = 2 * half * world
         got = table_of(student, t, seq, world)
         for rank in range(world):
-            want = [*range(rank * half, (rank + 1) * half), *range(seq - (rank + 1) * half, seq - rank * half)]
+            early = range(rank * half, (rank + 1) * half)
+            want = [*early, *range(seq - early.stop, seq - early.start)]
             values = {"rank": rank, "world": world, "seq": seq, "got": got[rank].tolist()}
-            t.that(
-                sorted(want) != sorted(values["got"]) or values["got"] == want,
-                "rank {rank} has {got}: the row should be ascending",
-                **values,
-            )
+            message = "rank {rank} has {got}: the row should be ascending"
+            t.that(sorted(want) != sorted(values["got"]) or values["got"] == want, message, **values)
             second = range((world + rank) * half, (world + rank + 1) * half)
             message = (
-                "zigzag({seq}, {world}): rank {rank} has {got}, the chunks r and N + r: the late one is 2N - 1 - r, counted from the end"
+                "zigzag({seq}, {world}): rank {rank} has {got}, the chunks r and N + r: the late one is 2N "
+                "- 1 - r, counted from the end"
             )
             t.that(values["got"] == want or values["got"] != [*want[:half], *second], message, **values)
-            t.that(values["got"] == want, "zigzag({seq}, {world}): rank {rank} has {got}, not its two chunks", **values)
+            message = "zigzag({seq}, {world}): rank {rank} has {got}, not its two chunks"
+            t.that(values["got"] == want, message, **values)
 
 
 @check("zigzag", points=1)
@@ -400,7 +441,10 @@ def check_zigzag_balance(student, t):
     seq = 2 * world * t.integer(1, 3)
     got = table_of(student, t, seq, world)
     seen = (got + 1).sum(1)  # of a query at position i, i + 1 keys
-    message = "on {world} ranks the queries of the ranks see {seen} keys: in the zig-zag order all ranks see the same number"
+    message = (
+        "on {world} ranks the queries of the ranks see {seen} keys: in the zig-zag order all ranks see the "
+        "same number"
+    )
     t.that(bool((seen == seen[0]).all()), message, world=world, seen=seen.tolist())
 
 
@@ -414,7 +458,8 @@ def messages_of_ring(kv_elements: int, world: int) -> int:
 
 
 def messages_of_exchange(elements: list[int], world: int) -> int:
-    """The elements that a rank sends in an all-to-all of each tensor, forward and backward: all parts except its part."""
+    """The elements that a rank sends in an all-to-all of each tensor, forward and backward: all parts except
+    its part."""
     return 2 * sum(size // world for size in elements for destination in range(world) if destination)
 
 
@@ -435,15 +480,16 @@ def check_ring_sent(student, t):
         got = t.number(student.ring_sent(seq, kv_heads, size, world), "ring_sent")
         values = {"seq": seq, "kv": kv_heads, "d": size, "world": world, "mine": got}
         where = "ring_sent({seq}, {kv}, {d}, {world}) is {mine:g}: "
+        all_of_them = 2.0 * own * (3 * world - 1)
         mistakes = {
             where + "this is the forward alone": 2.0 * own * (world - 1),
             where + "a block has keys and values, two tensors": want / 2,
             where + "a block has the tokens of one rank, seq / world": float(want * world),
             where + "dk and dv travel N times, to return to their rank": 6.0 * own * (world - 1),
-            where + "only dk and dv travel N times in backward, k and v travel N - 1 times": 2.0 * own * (3 * world - 1),
+            where + "only dk and dv travel N times in backward, k and v N - 1 times": all_of_them,
         }
         wrong_if(t, got, float(want), mistakes, **values)
-        t.close(got, float(want), "ring_sent({seq}, {kv}, {d}, {world})", **(values | {"rtol": 1e-9}))
+        t.close(got, float(want), "ring_sent({seq}, {kv}, {d}, {world})", rtol=1e-9, **values)
 
 
 @check("bytes", points=1)
@@ -458,13 +504,15 @@ def check_ulysses_sent(student, t):
         got = t.number(student.ulysses_sent(seq, heads, kv_heads, size, world), "ulysses_sent")
         values = {"seq": seq, "heads": heads, "kv": kv_heads, "d": size, "world": world, "mine": got}
         where = "ulysses_sent({seq}, {heads}, {kv}, {d}, {world}) is {mine:g}: "
+        without_output = 2.0 * (heads + 2 * kv_heads) * each * (world - 1) / world
         mistakes = {
             where + "this is the forward alone": want / 2,
             where + "a rank keeps its part, and sends (N - 1)/N of a tensor": want * world / (world - 1),
-            where + "the output is exchanged as well": 2.0 * (heads + 2 * kv_heads) * each * (world - 1) / world,
+            where + "the output is exchanged as well": without_output,
         }
         wrong_if(t, got, float(want), mistakes, **values)
-        t.close(got, float(want), "ulysses_sent({seq}, {heads}, {kv}, {d}, {world})", **(values | {"rtol": 1e-9}))
+        what = "ulysses_sent({seq}, {heads}, {kv}, {d}, {world})"
+        t.close(got, float(want), what, rtol=1e-9, **values)
 
 
 @check("bytes", points=1)
@@ -478,7 +526,9 @@ def check_few_heads_sent(student, t):
     without = messages_of_exchange([heads * each, kv_heads * each, kv_heads * each, heads * each], world)
     values = {"kv": kv_heads, "world": world, "mine": got}
     message = (
-        "ulysses_sent with {kv} heads of keys on {world} ranks is {mine:g}: each rank needs a copy of one, so {world} of them are sent"
+        "ulysses_sent with {kv} heads of keys on {world} ranks is {mine:g}: each rank needs a copy of one, "
+        "so {world} of them are sent"
     )
     wrong_if(t, got, float(want), {message: float(without)}, **values)
-    t.close(got, float(want), "ulysses_sent with {kv} heads of keys on {world} ranks", **(values | {"rtol": 1e-9}))
+    what = "ulysses_sent with {kv} heads of keys on {world} ranks"
+    t.close(got, float(want), what, rtol=1e-9, **values)

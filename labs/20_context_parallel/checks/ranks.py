@@ -1,4 +1,5 @@
-"""The visible checks of what several ranks compute: results and gradients in float64, and what passes between them.
+"""The visible checks of what several ranks compute: results and gradients in float64, and what passes between
+them.
 
 Traffic is counted outside the student's process; bytes are exact.
 """
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, Run, check
-from dlo_lib.labkit.compare import explained, near, wrong_if
-from dlo_lib.labkit.traffic import kinds_of, uses_what_arrives
+from dlo_lib.labkit.compare import explained, near, same, wrong_if
+from dlo_lib.labkit.traffic import passes_only, uses_what_arrives
 
 from .blocks import DOUBLE, EXACT, double, pair
 from .scenarios import exchanged_and_returned, forward, gradients_of, share_of_loss, ulysses_step, whole_step
@@ -40,7 +41,12 @@ def contiguous_table(seq: int, world: int) -> Tensor:
 
 def zigzag_table(seq: int, world: int) -> Tensor:
     """Rank r has an early and a late chunk of the positions."""
-    return torch.tensor([sorted(range(seq), key=lambda i: min(i, seq - 1 - i) * 2 * world // seq)]).view(world, -1).sort(1).values
+    return (
+        torch.tensor([sorted(range(seq), key=lambda i: min(i, seq - 1 - i) * 2 * world // seq)])
+        .view(world, -1)
+        .sort(1)
+        .values
+    )
 
 
 class Case:
@@ -57,7 +63,10 @@ class Case:
     def inputs(self, *names: str) -> list[dict[str, Tensor]]:
         """What each rank gets: its tokens of the tensors with these names, and the table if it is named."""
         of_whole = dict(zip(("q", "k", "v", "grad"), self.whole))
-        return [{name: self.positions if name == "positions" else own(of_whole[name], row) for name in names} for row in self.positions]
+        return [
+            {name: self.positions if name == "positions" else own(of_whole[name], row) for name in names}
+            for row in self.positions
+        ]
 
     def parts(self, whole: Tensor) -> list[Tensor]:
         """The part of each rank."""
@@ -70,11 +79,15 @@ class Case:
 
 
 CAUSES = {
-    "DEADLOCK": "Every rank shifts in every step, also one that computes nothing: the shift belongs outside of the if",
-    "at non-singleton dimension 2": "The block has the results of the queries `first:` alone: give merge out and lse of these queries",
+    "DEADLOCK": (
+        "Every rank shifts in every step, also one that computes nothing: the shift belongs outside of the if"
+    ),
+    "at non-singleton dimension 2": (
+        "The block has the results of the queries `first:` alone: give merge out and lse of these queries"
+    ),
     "too many values to unpack (expected 2)": (
-        "After the loop, `travelling` should be dk and dv alone: the last message is travelling[2:], and every rank shifts in every step, "
-        "also one that computes nothing"
+        "After the loop, `travelling` should be dk and dv alone: the last message is travelling[2:], and "
+        "every rank shifts in every step, also one that computes nothing"
     ),
 }
 """What is in the error of a run of the ring, and what is its cause."""
@@ -82,14 +95,20 @@ CAUSES = {
 
 def ring_traffic(t, run: Run, most: int, why: str) -> None:
     """Every rank sends ``most`` bytes at most, to one neighbour, and gathers nothing."""
+    message = "rank {rank} uses {kinds}: no rank gathers, blocks travel from neighbour to neighbour"
+    passes_only(t, run, MESSAGES, message)
     for rank in range(run.world):
-        others = kinds_of(run, rank, MESSAGES)
-        t.that(not others, "rank {rank} uses {kinds}: no rank gathers, blocks travel from neighbour to neighbour", rank=rank, kinds=others)
         sent = run.bytes(rank, Kind.SEND) + run.bytes(rank, Kind.ALL_TO_ALL)
-        t.that(sent <= most, "rank {rank} sends {got} bytes, {most} are enough: {why}", rank=rank, got=sent, most=most, why=why)
+        message = "rank {rank} sends {got} bytes, {most} are enough: {why}"
+        t.that(sent <= most, message, rank=rank, got=sent, most=most, why=why)
 
 
 # -- ring
+
+OWN_KEYS = (
+    "the output of rank {rank} is attention to its keys alone: the blocks of the other ranks are not merged"
+)
+FROM_ZERO = "rank {rank} begins with lse 0, as if it had seen a key with the score 0: begin with -inf"
 
 
 def forward_run(student, t, positions: Tensor) -> tuple[Run, Case]:
@@ -101,20 +120,20 @@ def forward_run(student, t, positions: Tensor) -> tuple[Run, Case]:
         row = positions[rank]
         q = own(case.whole[0], row)
         k, v = (own(tensor, row) for tensor in case.whole[1:3])
-        mistakes = {message: attention(q, *case.whole[1:3], mask)[0] for message, mask in mask_mistakes(positions, rank).items()}
+        masks = mask_mistakes(positions, rank)
+        mistakes = {message: attention(q, *case.whole[1:3], mask)[0] for message, mask in masks.items()}
         mistakes |= wrong_blocks(*case.whole[:3], positions, rank)
-        mistakes |= {
-            "the output of rank {rank} is attention to its keys alone: the blocks of the other ranks are not merged": (
-                attention(q, k, v, causal(row, row))[0]
-            ),
-            "rank {rank} begins with lse 0, as if it had seen a key with the score 0: begin with -inf": out
-            * torch.sigmoid(lse).unsqueeze(-1),
-        }
-        message = "the output of rank {rank} is NaN: a query that sees no key has the lse -inf, and exp(-inf - -inf) is NaN"
+        mistakes[OWN_KEYS] = attention(q, k, v, causal(row, row))[0]
+        mistakes[FROM_ZERO] = out * torch.sigmoid(lse).unsqueeze(-1)
+        message = (
+            "the output of rank {rank} is NaN: a query that sees no key has the lse -inf, and exp(-inf - "
+            "-inf) is NaN"
+        )
         t.that(not bool(torch.isnan(mine).any()), message, rank=rank)
         wrong_if(t, mine, out, mistakes, rank=rank)
-        t.close(mine, out, "out of ring_forward on rank {rank} of {world}", rank=rank, world=run.world, **EXACT)
-        t.close(own_lse, lse, "lse of ring_forward on rank {rank} of {world}", rank=rank, world=run.world, **EXACT)
+        where = {"rank": rank, "world": run.world, **EXACT}
+        t.close(mine, out, "out of ring_forward on rank {rank} of {world}", **where)
+        t.close(own_lse, lse, "lse of ring_forward on rank {rank} of {world}", **where)
     return run, case
 
 
@@ -131,14 +150,16 @@ def check_ring_computes(student, t):
     _, case = forward_run(student, t, zigzag_table(6 * half, 3))  # a wrong result has its cause there
     early = case.positions[1][:half]  # they see neither the late keys of rank 0 nor those of rank 2
     for rank in (0, 2):
-        case.whole[2][:, :, case.positions[rank][half:]] = math.nan  # 0 · NaN is NaN: a hidden value shows if it is multiplied
+        # 0 · NaN is NaN: a hidden value shows if it is multiplied
+        case.whole[2][:, :, case.positions[rank][half:]] = math.nan
     run = explained(student, forward, case.inputs("q", "k", "v", "positions"), CAUSES)
     out, lse = pair(t, run.results[1], "ring_forward")
-    t.tensor(out, "out of ring_forward", shape=tuple(own(case.whole[0], case.positions[1]).shape), dtype=DOUBLE)
+    shape = tuple(own(case.whole[0], case.positions[1]).shape)
+    t.tensor(out, "out of ring_forward", shape=shape, dtype=DOUBLE)
     t.tensor(lse, "lse of ring_forward", shape=tuple(out.shape[:-1]), dtype=DOUBLE)
     message = (
-        "rank 1 computes more than `visible` says: with NaN as the values that its first queries do not see, their output is NaN. "
-        "Give block_attention the queries first: and the keys :last"
+        "rank 1 computes more than `visible` says: with NaN as the values that its first queries do not "
+        "see, their output is NaN. Give block_attention the queries first: and the keys :last"
     )
     t.that(not bool(torch.isnan(out[:, :, :half]).any()), message)
     t.close(out[:, :, :half], own(case.out, early), "out of the first queries of rank 1", **EXACT)
@@ -152,12 +173,24 @@ def check_ring_traffic(student, t):
     ring_traffic(t, run, case.kv_bytes, "after the last step no rank needs the block")
     for rank in range(run.world):
         count = len(run.calls(rank, Kind.SEND)) + len(run.calls(rank, Kind.ALL_TO_ALL))
-        message = "rank {rank} sends {count} messages, {most} is enough on 2 ranks: k and v travel as one tensor, torch.stack((k, v))"
+        message = (
+            "rank {rank} sends {count} messages, {most} is enough on 2 ranks: k and v travel as one tensor, "
+            "torch.stack((k, v))"
+        )
         t.that(count <= run.world - 1, message, rank=rank, count=count, most=run.world - 1)
     uses_what_arrives(t, run, rank=1)
 
 
 # -- backward
+
+OF = "{name} on rank {rank} of {world} "
+OWN_BLOCK = OF + "has the contribution of its block alone: sum over the steps"
+OWN_RANK = OF + "has the contribution of this rank alone: the gradients of a block travel with it"
+LAST_BLOCK = OF + (
+    "has the contribution of the last block alone: add those of all steps, dq[:, :, first:] += ..."
+)
+ZERO = OF + "is 0: add to what travels, in place ({name}[:, :, :last] += ...), before the shift"
+OF_OTHERS = OF + "is that of the keys of another rank: after N shifts it is at home"
 
 
 def backward_run(student, t, positions: Tensor) -> tuple[Run, Case]:
@@ -168,27 +201,19 @@ def backward_run(student, t, positions: Tensor) -> tuple[Run, Case]:
     world = run.world
     for rank, got in enumerate(run.results):
         out, found = t.items(got, 2, "what the scenario returns")
-        t.close(out, case.parts(case.out)[rank], "out of ring_attention on rank {rank} of {world}", rank=rank, world=world, **EXACT)
+        what = "out of ring_attention on rank {rank} of {world}"
+        t.close(out, case.parts(case.out)[rank], what, rank=rank, world=world, **EXACT)
         found = t.items(found, 3, "what ring_backward returns")
         local = terms_of(case, rank, rank)
         for place, (name, mine) in enumerate(zip(("dq", "dk", "dv"), found)):
             right = wants[place][rank]
             values = {"name": name, "rank": rank, "world": world}
-            alone = "{name} on rank {rank} of {world} has the contribution of "
-            alone += "its block alone: sum over the steps" if name == "dq" else "this rank alone: the gradients of a block travel with it"
-            mistakes = {alone: local[place]}
             if name == "dq":
-                message = "dq on rank {rank} of {world} has the contribution of the last block alone: add those of all steps, dq[:, :, first:] += ..."
-                mistakes |= {message: last_term(case, rank)}
+                mistakes = {OWN_BLOCK: local[place], LAST_BLOCK: last_term(case, rank)}
             else:
-                message = (
-                    "{name} on rank {rank} of {world} is 0: add to what travels, in place ({name}[:, :, :last] += ...), before the shift"
-                )
-                mistakes |= {message: torch.zeros_like(right)}
-                for other in range(world):
-                    if other != rank:
-                        message = "{name} on rank {rank} of {world} is that of the keys of another rank: after N shifts it is at home"
-                        mistakes |= {message + "." * other: wants[place][other]}
+                mistakes = {OWN_RANK: local[place], ZERO: torch.zeros_like(right)}
+                others = [other for other in range(world) if other != rank]
+                mistakes |= {OF_OTHERS + "." * other: wants[place][other] for other in others}
             wrong_if(t, mine, right, mistakes, **values)
             t.close(mine, right, "{name} on rank {rank} of {world}", **values, **EXACT)
     return run, case
@@ -221,7 +246,8 @@ def check_backward_contiguous(student, t):
 def check_backward_traffic(student, t):
     "Positions with gaps: dk and dv travel N times, k and v N - 1 times, and what arrives is used"
     run, case = backward_run(student, t, zigzag_table(4 * t.integer(2, 3), 2))
-    ring_traffic(t, run, 4 * case.kv_bytes, "k and v travel once forward and once backward on two ranks, dk and dv twice")
+    why = "k and v travel once forward and once backward on two ranks, dk and dv twice"
+    ring_traffic(t, run, 4 * case.kv_bytes, why)
     uses_what_arrives(t, run, rank=t.integer(0, 1))
 
 
@@ -232,33 +258,55 @@ def check_backward_traffic(student, t):
 def check_shard_batch(student, t):
     "The tokens, targets and angles of a rank"
     world, local = t.integer(2, 3), 2 * t.integer(2, 3)
-    tokens = torch.randperm(2 * (world * local + 1), generator=torch.Generator().manual_seed(t.integer(0, 999))).view(2, -1)
+    tokens = torch.tensor(t.shuffled(range(2 * (world * local + 1)))).view(2, -1)
     cos, sin = double(t, world * local, 4), double(t, world * local, 4)
     for row in zigzag_table(world * local, world):
-        inputs, targets, own_cos, own_sin = t.items(student.shard_batch(tokens, cos, sin, row), 4, "what shard_batch returns")
+        got = student.shard_batch(tokens, cos, sin, row)
+        inputs, targets, own_cos, own_sin = t.items(got, 4, "what shard_batch returns")
         wants = {"inputs": tokens.index_select(1, row), "targets": tokens.index_select(1, row + 1)}
         cut = type(inputs) is Tensor and inputs.shape == (2, local - 1)
         message = (
-            "inputs has {count} tokens, one less than the rank has positions: take the inputs at own_positions and the targets at "
-            "own_positions + 1, both from the whole sequence"
+            "inputs has {count} tokens, one less than the rank has positions: take the inputs at "
+            "own_positions and the targets at own_positions + 1, both from the whole sequence"
         )
         t.that(not cut, message, count=local - 1)
         t.tensor(inputs, "inputs", shape=(2, local), dtype=torch.int64)
-        t.that(bool(torch.equal(inputs, wants["inputs"])), "inputs should be the tokens at positions {row}", row=row.tolist())
+        right = bool(torch.equal(inputs, wants["inputs"]))
+        t.that(right, "inputs should be the tokens at positions {row}", row=row.tolist())
         t.tensor(targets, "targets", shape=(2, local), dtype=torch.int64)
         late = bool(torch.equal(targets[:, : local // 2 - 1], wants["targets"][:, : local // 2 - 1]))
         message = (
-            "targets are right inside a chunk and wrong at its end: the next token is on another rank, so shift the whole sequence first"
+            "targets are right inside a chunk and wrong at its end: the next token is on another rank, so "
+            "shift the whole sequence first"
         )
         right = bool(torch.equal(targets, wants["targets"]))
         t.that(right or not late, message)
-        same = bool(torch.equal(targets, wants["inputs"]))
-        t.that(not same, "targets are the inputs: the target of position i is the token i + 1")
+        unshifted = bool(torch.equal(targets, wants["inputs"]))
+        t.that(not unshifted, "targets are the inputs: the target of position i is the token i + 1")
         t.that(right, "targets should be the tokens at positions {row}", row=(row + 1).tolist())
-        first = "the angles are those of the positions 0 to local - 1: give each token those of its position in the whole sequence"
+        first = (
+            "the angles are those of the positions 0 to local - 1: give each token those of its position in "
+            "the whole sequence"
+        )
         for name, got, angle in (("cos", own_cos, cos), ("sin", own_sin, sin)):
             wrong_if(t, got, angle.index_select(0, row), {first: angle[:local]})
-            t.close(got, angle.index_select(0, row), "{name} of the positions {row}", name=name, row=row.tolist(), **EXACT)
+            what = "{name} of the positions {row}"
+            t.close(got, angle.index_select(0, row), what, name=name, row=row.tolist(), **EXACT)
+
+
+MEAN_OF_MEANS = (
+    "rank {rank} divides its mean by the number of ranks. That is right only if all ranks have as many valid "
+    "tokens: divide the sum of the losses by the number of valid tokens of all ranks (all-reduce)"
+)
+ALL_TOKENS = "rank {rank} divides by the number of all tokens: targets of -100 do not count"
+TIMES_WORLD = (
+    "rank {rank} multiplies its share by the number of ranks. DDP and FSDP need that, because they average; "
+    "here the shares are summed"
+)
+BY_WORLD = (
+    "rank {rank} divides its share by the number of ranks as well: the number of valid tokens of all ranks "
+    "is enough"
+)
 
 
 @check("loss", points=2, seconds=30)
@@ -270,7 +318,8 @@ def check_context_loss(student, t):
     targets[:, parts[2]] = -100  # the last rank has no valid token
     targets[t.integer(0, 1), t.integer(0, local - 1)] = -100
     loss, grad = context_loss(logits, targets)
-    run = student.ranks(share_of_loss, [{"logits": logits[:, row].clone(), "targets": targets[:, row].clone()} for row in parts])
+    inputs = [{"logits": logits[:, row].clone(), "targets": targets[:, row].clone()} for row in parts]
+    run = student.ranks(share_of_loss, inputs)
     shares, found, of_all = [], [], (targets != -100).sum()
     for rank, (got, row) in enumerate(zip(run.results, parts)):
         share, mine = t.items(got, 2, "what the scenario returns")
@@ -278,21 +327,19 @@ def check_context_loss(student, t):
         if rank < 2:  # the last rank has no valid token, so no mean
             mean, valid = context_loss(logits[:, row], targets[:, row])[0], (targets[:, row] != -100).sum()
             right = mean * valid / of_all
+            total = mean * valid
             mistakes = {
                 "rank {rank} divides by the number of its valid tokens: divide by that of all ranks": mean,
-                "rank {rank} divides its mean by the number of ranks. That is right only if all ranks have as many valid tokens: divide the sum "
-                "of the losses by the number of valid tokens of all ranks (all-reduce)": mean / world,
-                "rank {rank} divides by the number of all tokens: targets of -100 do not count": mean * valid / targets.numel(),
-                "rank {rank} returns the sum of its losses: divide by the number of valid tokens of all ranks": mean * valid,
-                "rank {rank} multiplies its share by the number of ranks. DDP and FSDP need that, because they average; here the shares are summed": (
-                    right * world
-                ),
-                "rank {rank} divides its share by the number of ranks as well: the number of valid tokens of all ranks is enough": right
-                / world,
-                "rank {rank} returns the whole loss: return its share, the sum of the losses of its tokens alone": loss,
+                MEAN_OF_MEANS: mean / world,
+                ALL_TOKENS: total / targets.numel(),
+                "rank {rank} returns the sum of its losses: divide by the valid tokens of all ranks": total,
+                TIMES_WORLD: right * world,
+                BY_WORLD: right / world,
+                "rank {rank} returns the whole loss: return the sum of the losses of its tokens alone": loss,
             }
             wrong_if(t, share, right, mistakes, rank=rank)
-        t.that(bool(torch.isfinite(share)), "context_loss on rank {rank} is NaN: a rank may have no valid token", rank=rank)
+        message = "context_loss on rank {rank} is NaN: a rank may have no valid token"
+        t.that(bool(torch.isfinite(share)), message, rank=rank)
         shares.append(share)
         found.append(mine)
     t.close(sum(shares), loss, "the sum of context_loss over the ranks", **EXACT)
@@ -301,20 +348,42 @@ def check_context_loss(student, t):
         t.close(mine, grad[:, row], "the gradient of the logits on rank {rank}", rank=rank, **EXACT)
         calls = run.calls(rank)
         one = len(calls) == 1 and calls[0].payload_bytes <= 8
-        t.that(one, "rank {rank} makes {count} calls: one all-reduce of one number is enough", rank=rank, count=len(calls))
+        message = "rank {rank} makes {count} calls: one all-reduce of one number is enough"
+        t.that(one, message, rank=rank, count=len(calls))
     uses_what_arrives(t, run, Kind.ALL_REDUCE, rank=0)
 
 
+LLAMA_MEANS = (
+    "the loss of the Llama is the mean of the means of the ranks: they have other numbers of valid tokens, "
+    "divide by that of all ranks"
+)
+LLAMA_SUM = (
+    "the loss of the Llama is the sum of the means of the ranks: divide by the number of valid tokens of all "
+    "ranks"
+)
+LLAMA_TIMES = (
+    "the loss of the Llama is {world} times too large: return the share of the rank, and do not multiply it "
+    "by the number of ranks"
+)
+LLAMA_BY = (
+    "the loss of the Llama is {world} times too small: do not divide the share of the rank by the number of "
+    "ranks"
+)
+
+
 def model_case(student, t, world: int) -> None:
-    """A step of a Llama whose sequences are divided over ``world`` ranks; they have other numbers of valid targets."""
-    sizes = {"vocab_size": 11, "hidden": 8, "intermediate": 12, "num_layers": 2, "num_heads": 2, "num_kv_heads": 2, "head_dim": 4}
+    """A step of a Llama whose sequences are divided over ``world`` ranks; they have other numbers of valid
+    targets."""
+    sizes = {"vocab_size": 11, "hidden": 8, "intermediate": 12, "num_layers": 2}
+    sizes |= {"num_heads": 2, "num_kv_heads": 2, "head_dim": 4}
     from dlo_lib.models.llama import Llama, LlamaConfig
 
     shapes = {name: weight.shape for name, weight in Llama(LlamaConfig(**sizes)).named_parameters()}
     state = {name: 0.5 * double(t, *shape) + (1 if len(shape) == 1 else 0) for name, shape in shapes.items()}
     seq, padding = 4 * world, 0
     tokens, positions = t.integers(1, 10, 2, seq + 1), zigzag_table(seq, world)
-    tokens[t.integer(0, 1), -t.integer(1, 2) :] = padding  # so the rank with the last chunk has fewer valid targets
+    # so the rank with the last chunk has fewer valid targets
+    tokens[t.integer(0, 1), -t.integer(1, 2) :] = padding
     loss, logits, grads = llama_step(sizes, state, tokens, padding)
     inputs = {"sizes": sizes, "state": state, "tokens": tokens, "positions": positions, "padding": padding}
     labels = tokens.where(tokens != padding, -100)
@@ -322,16 +391,13 @@ def model_case(student, t, world: int) -> None:
     for row in positions:
         cut[:, row] = labels[:, row].roll(-1, 1)  # the part is cut, then shifted
     means = [float(context_loss(logits[:, row], targets[:, row])[0]) for row in positions]
+    shifted = float(context_loss(logits, cut)[0])
     mistakes = {
-        "the loss of the Llama is the mean of the means of the ranks: they have other numbers of valid tokens, divide by that of all ranks": (
-            sum(means) / world
-        ),
-        "the loss of the Llama is the sum of the means of the ranks: divide by the number of valid tokens of all ranks": sum(means),
-        "the loss of the Llama is {world} times too large: return the share of the rank, and do not multiply it by the number of ranks": (
-            loss * world
-        ),
-        "the loss of the Llama is {world} times too small: do not divide the share of the rank by the number of ranks": loss / world,
-        "the Llama learns wrong targets at the end of each chunk: shift the whole sequence first": float(context_loss(logits, cut)[0]),
+        LLAMA_MEANS: sum(means) / world,
+        LLAMA_SUM: sum(means),
+        LLAMA_TIMES: loss * world,
+        LLAMA_BY: loss / world,
+        "the Llama learns wrong targets at the end of each chunk: shift the whole sequence first": shifted,
     }
     for rank, got in enumerate(student.ranks(whole_step, [inputs] * world).results):
         mine, found = t.items(got, 2, "what context_step returns")
@@ -339,12 +405,13 @@ def model_case(student, t, world: int) -> None:
         wrong_if(t, float(mine), loss, mistakes, world=world)
         t.close(float(mine), loss, "the loss of the Llama on rank {rank}", rank=rank, rtol=1e-6)
         for name, right in grads.items():
-            t.close(found[name], right, "the gradient of {name} on rank {rank}", name=name, rank=rank, rtol=1e-5, atol=1e-7)
+            what = "the gradient of {name} on rank {rank}"
+            t.close(found[name], right, what, name=name, rank=rank, rtol=1e-5, atol=1e-7)
 
 
 @check("loss", points=2, seconds=40)
 def check_context_model(student, t):
-    "A Llama in the zig-zag order, with targets that do not count, has the loss and the gradients of one process"
+    "A Llama in the zig-zag order, with targets that do not count, has loss and gradients of one process"
     model_case(student, t, 2)
 
 
@@ -361,16 +428,23 @@ def check_ulysses_layout(student, t):
     for rank, got in enumerate(run.results):
         mine, back = t.items(got, 2, "what the scenario returns")
         mine = t.tensor(mine, "the result of sequence_to_heads", shape=tuple(heads[rank].shape), dtype=DOUBLE)
-        t.close(mine, heads[rank], "sequence_to_heads on rank {rank}: its heads of the whole sequence", rank=rank, **EXACT)
-        back = t.tensor(back, "the result of heads_to_sequence", shape=tuple(sequence[rank].shape), dtype=DOUBLE)
+        what = "sequence_to_heads on rank {rank}: its heads of the whole sequence"
+        t.close(mine, heads[rank], what, rank=rank, **EXACT)
+        shape = tuple(sequence[rank].shape)
+        back = t.tensor(back, "the result of heads_to_sequence", shape=shape, dtype=DOUBLE)
         numbers = bool(torch.equal(back.flatten().sort().values, sequence[rank].flatten().sort().values))
         message = (
-            "heads_to_sequence on rank {rank} has the right numbers in another order: row j of what arrives is the j-th group of heads"
+            "heads_to_sequence on rank {rank} has the right numbers in another order: row j of what arrives "
+            "is the j-th group of heads"
         )
-        every = "heads_to_sequence on rank {rank} has every N-th token: cut the sequence into N parts of neighbours, part j for rank j"
+        every = (
+            "heads_to_sequence on rank {rank} has every N-th token: cut the sequence into N parts of "
+            "neighbours, part j for rank j"
+        )
         wrong_if(t, back, sequence[rank], {every: whole[:, :, rank::world]}, rank=rank)
         t.that(near(back, sequence[rank]) or not numbers, message, rank=rank)
-        t.close(back, sequence[rank], "heads_to_sequence of sequence_to_heads on rank {rank}", rank=rank, **EXACT)
+        what = "heads_to_sequence of sequence_to_heads on rank {rank}"
+        t.close(back, sequence[rank], what, rank=rank, **EXACT)
 
 
 def ulysses_run(student, t, world: int, heads: int) -> tuple[Run, Case]:
@@ -386,18 +460,28 @@ def ulysses_run(student, t, world: int, heads: int) -> tuple[Run, Case]:
         of_heads = (1, heads // world, 2 * world, right.shape[-1])
         not_back = type(out) is Tensor and out.shape == of_heads != right.shape
         message = (
-            "ulysses_attention on rank {rank} returns a part of the heads of the whole sequence: exchange it back by heads_to_sequence"
+            "ulysses_attention on rank {rank} returns a part of the heads of the whole sequence: exchange "
+            "it back by heads_to_sequence"
         )
         t.that(not not_back, message, rank=rank)
-        wrong_if(t, out, right, {"the queries of rank {rank} see later keys: attention is causal": unmasked[rank]}, rank=rank)
-        t.close(out, right, "ulysses_attention on rank {rank} of {world}", rank=rank, world=world, **EXACT)
-        t.that(found is not None, "the result of ulysses_attention requires no gradient: use AllToAll.apply, not exchanged", rank=rank)
-        for name, mine, want in zip(("dq", "dk", "dv"), t.items(found, 3, "the gradients"), (each[rank] for each in wants)):
-            t.that(mine is not None, "{name} on rank {rank} is missing: use AllToAll.apply, not exchanged", name=name, rank=rank)
-            divided = "{name} on rank {rank} is too small: an all-to-all only moves numbers, so its backward divides by nothing"
-            wrong_if(t, mine, want, {divided: want / world, divided + ".": want / world**2}, name=name, rank=rank)
+        later = {"the queries of rank {rank} see later keys: attention is causal": unmasked[rank]}
+        what = "ulysses_attention on rank {rank} of {world}"
+        same(t, out, right, what, later, rank=rank, world=world, **EXACT)
+        message = "the result of ulysses_attention requires no gradient: use AllToAll.apply, not exchanged"
+        t.that(found is not None, message, rank=rank)
+        found = t.items(found, 3, "the gradients")
+        for name, mine, want in zip(("dq", "dk", "dv"), found, [each[rank] for each in wants]):
+            message = "{name} on rank {rank} is missing: use AllToAll.apply, not exchanged"
+            t.that(mine is not None, message, name=name, rank=rank)
+            divided = (
+                "{name} on rank {rank} is too small: an all-to-all only moves numbers, so its backward "
+                "divides by nothing"
+            )
+            mistakes = {divided: want / world, divided + ".": want / world**2}
+            wrong_if(t, mine, want, mistakes, name=name, rank=rank)
             message = (
-                "{name} on rank {rank} is wrong: in the backward of AllToAll each part of the gradient returns to the rank that sent it"
+                "{name} on rank {rank} is wrong: in the backward of AllToAll each part of the gradient "
+                "returns to the rank that sent it"
             )
             t.that(near(mine, want), message, name=name, rank=rank)
     return run, case
@@ -414,10 +498,13 @@ def check_ulysses_traffic(student, t):
     "Only all-to-alls, of each tensor once, and what arrives is used"
     run, case = ulysses_run(student, t, 2, 2)
     most = 8 * case.kv_bytes // 2
+    message = "rank {rank} uses {kinds}: nothing is gathered, an all-to-all moves each number once"
+    passes_only(t, run, [Kind.ALL_TO_ALL], message)
     for rank in range(2):
-        others = kinds_of(run, rank, [Kind.ALL_TO_ALL])
-        t.that(not others, "rank {rank} uses {kinds}: nothing is gathered, an all-to-all moves each number once", rank=rank, kinds=others)
         got = run.bytes(rank, Kind.ALL_TO_ALL)
-        message = "rank {rank} passes {got} bytes to all-to-alls, {most} are enough: q, k, v and the output, forward and backward"
+        message = (
+            "rank {rank} passes {got} bytes to all-to-alls, {most} are enough: q, k, v and the output, "
+            "forward and backward"
+        )
         t.that(got <= most, message, rank=rank, got=got, most=most)
     uses_what_arrives(t, run, Kind.ALL_TO_ALL, rank=t.integer(0, 1))

@@ -35,7 +35,9 @@ def gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> li
     return list(torch.autograd.grad(out, own, grad))
 
 
-def block_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor) -> list[Tensor]:
+def block_gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor
+) -> list[Tensor]:
     """What a block contributes to dq, dk and dv, with ``out`` and ``lse`` of the whole rows; by autograd."""
     whole = [tensor.detach().clone().requires_grad_() for tensor in (q, k, v)]
     scores = torch.einsum("bhqd,bhkd->bhqk", *whole[:2]) / q.shape[-1] ** 0.5
@@ -72,36 +74,44 @@ def mask_mistakes(positions: Tensor, rank: int) -> dict[str, Tensor]:
             unmasked[first:, keys[:last]] = True
             of_own[first:, keys[:last]] = causal(row, row)[first:, :last]
     return {
-        "rank {rank} uses the mask of its block for all blocks: compare with the positions of the owner of the block": of_own,
-        "rank {rank} takes a block for that of another rank: blocks come from the previous rank, so in step i the owner is "
-        "(rank - i) % world": of_wrong,
-        "the queries of rank {rank} see later keys of a block: inside the rectangle of visible the causal mask is needed as well": unmasked,
-        "the queries of rank {rank} see later keys: the mask compares the positions of the owner of the block": torch.ones_like(unmasked),
+        "rank {rank} uses the mask of its block for all blocks: compare with the positions of the owner of "
+        "the block": of_own,
+        "rank {rank} takes a block for that of another rank: blocks come from the previous rank, so in step "
+        "i the owner is (rank - i) % world": of_wrong,
+        "the queries of rank {rank} see later keys of a block: inside the rectangle of visible the causal "
+        "mask is needed as well": unmasked,
+        "the queries of rank {rank} see later keys: the mask compares the positions of the owner of the "
+        "block": torch.ones_like(unmasked),
     }
 
 
 def wrong_blocks(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, rank: int) -> dict[str, Tensor]:
-    """The output of a rank that takes block after block at the right time, but another block than it believes.
+    """The output of a rank that takes block after block at the right time, but another block than it
+    believes.
 
     q, k and v (batch, heads, seq, d) are those of the whole sequence.
     """
     world, row = len(positions), positions[rank]
     early = (
-        "rank {rank} is one block too far: it waits for the next block before it computes. Compute with the block that is here, then wait"
+        "rank {rank} is one block too far: it waits for the next block before it computes. Compute with the "
+        "block that is here, then wait"
     )
     taken = {
         early: [(rank - min(step + 1, world - 1)) % world for step in range(world)],
         early + ".": [(rank - step - 1) % world for step in range(world)],
-        "rank {rank} computes with its own block in every step: the next block is what wait() returns": [rank] * world,
+        "rank {rank} computes with its own block in every step: the next block is what wait() returns": [rank]
+        * world,
     }
     believed = torch.cat([causal(row, positions[(rank - step) % world]) for step in range(world)], 1)
     keys = {message: torch.cat([positions[owner] for owner in owners]) for message, owners in taken.items()}
-    return {message: attention(own(q, row), own(k, at), own(v, at), believed)[0] for message, at in keys.items()}
+    return {
+        message: attention(own(q, row), own(k, at), own(v, at), believed)[0] for message, at in keys.items()
+    }
 
 
 @twin
 def context_loss(logits: Tensor, targets: Tensor) -> Block:
-    """The mean loss over the tokens with a target, and the gradient of the logits (batch, seq, vocabulary)."""
+    """The mean loss of the tokens with a target, and the gradient of the logits (batch, seq, vocabulary)."""
     whole = logits.detach().clone().requires_grad_()
     valid = targets != -100
     losses = -whole.log_softmax(-1).gather(-1, targets.where(valid, 0).unsqueeze(-1)).squeeze(-1)
