@@ -74,7 +74,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--every-fault", action="store_true", help="spoil each command of SLURM in each way")
     parser.addoption(
-        "--every-check", action="store_true", help="judge each mutant of a lab by all checks of its question"
+        "--every-check",
+        action="store_true",
+        help="judge each mutant by all checks of its question, and run the graded checks in the notebooks too",
     )
 
 

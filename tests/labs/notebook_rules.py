@@ -48,10 +48,15 @@ def points(notebook: nbformat.NotebookNode) -> tuple[float, float]:
     return sum(got for got, _ in pairs), sum(most for _, most in pairs)
 
 
+def is_graded(cell: nbformat.NotebookNode) -> bool:
+    """Whether the cell runs the checks of a question for points."""
+    return cell.cell_type == "code" and bool(cell.metadata.get("nbgrader", {}).get("grade"))
+
+
 def below_full_marks(notebook: nbformat.NotebookNode) -> Iterator[str]:
     """The headings of the checks whose points are not all of those that the notebook can give."""
     for cell in notebook.cells:
-        if cell.cell_type != "code" or not cell.metadata.get("nbgrader", {}).get("grade"):
+        if not is_graded(cell):
             continue
         shown = texts(cell)
         if not any("All checks pass" in text for text in shown):
