@@ -76,7 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--every-check",
         action="store_true",
-        help="judge each mutant by all checks of its question, and run the graded checks in the notebooks too",
+        help="judge each mutant by all checks of its question, and run graded checks in notebooks too",
     )
 
 
