@@ -37,7 +37,8 @@ def tested(
     reset: Mapping[float, float],
     predicted: Predicted,
 ) -> Figure:
-    """Plot a range test (losses, smoothed curve, suggestions, predicted rates), and the test that restarts for each rate."""
+    """Plot a range test (losses, smoothed curve, suggestions, predicted rates), and the test that restarts
+    for each rate."""
     left, right = panels(2, width=11, height=4.2)
     left.plot(rates[: len(losses)], losses, color=MUTED, linewidth=0.8, alpha=0.6, label="loss")
     smoothed, *marks = (METHODS[index] for index in range(1 + len(found)))
@@ -64,7 +65,9 @@ def schedules(factors: Mapping[str, Sequence[float]], momenta: Sequence[float] =
     """Plot the factors over the steps, and the momentum of OneCycle in a separate panel."""
     left, *right = panels(2 if momenta else 1, width=11 if momenta else 9, height=4.2)
     for number, ((name, line), style) in enumerate(zip(factors.items(), METHODS)):
-        left.plot(line, **style.line(), linewidth=max(1.2, 4.2 - 0.6 * number), label=name)  # thinner on top: lines coincide
+        left.plot(
+            line, **style.line(), linewidth=max(1.2, 4.2 - 0.6 * number), label=name
+        )  # thinner on top: lines coincide
     legend(left, "below", ncols=2 if momenta else 4)
     for axes in right:
         axes.plot(momenta, color=BLACK)
@@ -80,7 +83,9 @@ def spread(accuracies: Mapping[str, Sequence[float]], title: str, predicted: Pre
         percent = [100 * value for value in values]
         axes.plot(percent, [row] * len(percent), **style.points(), alpha=0.6)
         axes.plot([sum(percent) / len(percent)] * 2, [row - 0.3, row + 0.3], color=style.colour, linewidth=3)
-    mark_predicted(axes, {name: row + 0.25 for row, name in enumerate(accuracies)}, predicted, horizontal=True)
+    mark_predicted(
+        axes, {name: row + 0.25 for row, name in enumerate(accuracies)}, predicted, horizontal=True
+    )
     if axes.get_legend_handles_labels()[1]:
         legend(axes, "right")
     axes.set_yticks(range(len(accuracies)), list(accuracies))
@@ -96,7 +101,9 @@ def peaks(found: Mapping[str, float], scale: float, predicted: Mapping[str, floa
     base = 64
     range_style, *rule_styles = (METHODS[index] for index in range(3))
     for (name, power), style in zip((("linear rule", 1.0), ("sqrt rule", 0.5)), rule_styles):
-        axes.plot(sizes, [found[str(base)] * (size / base) ** power for size in sizes], **style.line(), label=name)
+        axes.plot(
+            sizes, [found[str(base)] * (size / base) ** power for size in sizes], **style.line(), label=name
+        )
     axes.plot(sizes, list(found.values()), **range_style.points(), markersize=9, label="range test")
     mark_predicted(axes, {size: int(size) for size in found}, predicted)
     if sizes[0] <= scale <= 4 * sizes[-1]:

@@ -1,4 +1,5 @@
-"""The references of the checks: the schedules of the library, and a second range test with plain gradient descent."""
+"""The references of the checks: the schedules of the library, and a second range test with plain gradient
+descent."""
 
 from __future__ import annotations
 
@@ -33,9 +34,11 @@ def descent(weight: Tensor, batches: list[Tensor], rates: list[float]) -> dict[s
 
 
 def valley(t) -> tuple[list[float], list[float], int, int]:
-    """A smoothed loss over exponential rates: rates, losses, and the indices of the steepest fall and of the minimum.
+    """A smoothed loss over exponential rates: rates, losses, and the indices of the steepest fall and of the
+    minimum.
 
-    It falls along an S after a small dip, rises, and falls again briefly and steeply, but not below the minimum.
+    It falls along an S after a small dip, rises, and falls again briefly and steeply, but not below the
+    minimum.
     """
     before, down, up = t.integer(6, 12), t.integer(8, 14), t.integer(6, 10)
     depth, first = t.uniform(1.0, 2.0), 10 ** t.uniform(-5.0, -4.0)
@@ -52,9 +55,11 @@ def valley(t) -> tuple[list[float], list[float], int, int]:
 
 def one_cycle_of(top: int, steps: int, start: float, final: float, low: float, high: float) -> OneCycle:
     """The schedule of the library, whose peak is at ``rise * steps - 1``."""
-    return OneCycle(steps, rise=(top + 1) / steps, start=start, final=final, least_momentum=low, most_momentum=high)
+    momenta = {"least_momentum": low, "most_momentum": high}
+    return OneCycle(steps, rise=(top + 1) / steps, start=start, final=final, **momenta)
 
 
 def squares_of(signal: float, noise: float, small_batch: int, large_batch: int) -> tuple[float, float]:
-    """The mean of the squared norm of the gradient for two batch sizes; ``signal`` is that of the true gradient."""
+    """The mean of the squared norm of the gradient for two batch sizes; ``signal`` is that of the true
+    gradient."""
     return signal + noise / small_batch, signal + noise / large_batch
