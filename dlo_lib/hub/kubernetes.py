@@ -108,7 +108,12 @@ def _hub_config(settings: HubSettings) -> dict[str, Any]:
             "load_groups": groups(settings),
             **({"tornado_settings": lti.in_a_frame(settings)} if settings.lti else {}),
         },
-        "Authenticator": {"admin_users": list(settings.admins), "allow_all": True},
+        "Authenticator": {
+            "admin_users": list(settings.admins),
+            "allow_all": True,
+            # The pod of a course's account has its solutions and its gradebook: no login may have this name.
+            "blocked_users": ["root", *(course.account for course in settings.courses)],
+        },
         **lti.authenticator(settings),
     }
 

@@ -53,6 +53,15 @@ def test_only_accounts_of_persons_log_in(login: str, monkeypatch: pytest.MonkeyP
         lti.unix_name(launch(login), "custom_login")
 
 
+def test_on_kubernetes_no_login_has_the_name_of_the_account_of_a_course() -> None:
+    """A Moodle lets its users choose names in some schools, and the course's pod has the solutions."""
+    settings = read_settings(EXAMPLES / "kubernetes.toml")
+    config = kubernetes.values(settings)["hub"]["config"]["Authenticator"]
+    assert settings.courses
+    assert config["blocked_users"] == ["root", *(course.account for course in settings.courses)]
+    assert not set(config["blocked_users"]) & set(config["admin_users"])
+
+
 def test_pages_in_a_frame_of_moodle_keep_their_cookies(settings: HubSettings) -> None:
     found = lti.in_a_frame(settings)
     assert found["cookie_options"] == {"SameSite": "None", "Secure": True}
