@@ -24,6 +24,7 @@ import nbformat
 import pytest
 from nbval.plugin import IPyNbFile
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.grading.lab.course import LabInfo, source_labs
 from dlo_lib.grading.lab.release import write_release
 from dlo_lib.grading.lab.source import source_folder, source_notebook, text_source
@@ -87,7 +88,10 @@ class ReferenceLab(pytest.Directory):
             raise self.CollectError("\n".join(faults))
         folder = Path(tempfile.mkdtemp(prefix="dlo-course-"))
         self.config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-        write_release(self.lab, folder)
+        try:
+            write_release(self.lab, folder)
+        except UserError as error:
+            raise self.CollectError(str(error)) from error
         stored = {} if writing else stored_outputs(self.lab.directory)
         tagged = tagged_cells(text)
         notebook = source_notebook(self.path)
