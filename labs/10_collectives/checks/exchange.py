@@ -17,15 +17,7 @@ from dlo_lib.labkit.compare import wrong_if
 from dlo_lib.labkit.messages import sent, steps_of_messages, targets
 from dlo_lib.labkit.traffic import uses_what_arrives
 
-from .cases import (
-    drawn,
-    estimate,
-    estimated,
-    exchanged,
-    exchanged_with_one_late,
-    messages_only,
-    to_everyone,
-)
+from . import cases
 
 # -- 1 · pi
 
@@ -44,7 +36,7 @@ def shares(t, sizes: Sequence[int]) -> list[Tensor]:
     right one. (With equal numbers of points the mean is right.)"""
 
     def tells(parts: list[Tensor]) -> bool:
-        right, own = round(estimate(parts), 3), [estimate([part]) for part in parts]
+        right, own = round(cases.estimate(parts), 3), [cases.estimate([part]) for part in parts]
         mean = [sum(own) / len(own)] if len(set(sizes)) > 1 else []
         return len(parts) == 1 or right not in [round(wrong, 3) for wrong in (*own, *mean)]
 
@@ -53,7 +45,11 @@ def shares(t, sizes: Sequence[int]) -> list[Tensor]:
 
 def same_estimate(t, run: Run, parts: Sequence[Tensor]) -> None:
     """Check the estimate of every rank."""
-    want, alone, total = estimate(parts), [estimate([part]) for part in parts], sum(map(len, parts))
+    want, alone, total = (
+        cases.estimate(parts),
+        [cases.estimate([part]) for part in parts],
+        sum(map(len, parts)),
+    )
     for rank, got in enumerate(run.results):
         where = {"rank": rank, "world": run.world}
         t.number(got, "the estimate of rank {rank} of {world}", **where)
@@ -76,7 +72,7 @@ def same_estimate(t, run: Run, parts: Sequence[Tensor]) -> None:
 def estimates(student, t, sizes: Sequence[int]) -> Run:
     """A run with this number of points on each rank, whose estimates are right."""
     parts = shares(t, sizes)
-    run = student.ranks(estimated, [{"points": part} for part in parts])
+    run = student.ranks(cases.estimated, [{"points": part} for part in parts])
     same_estimate(t, run, parts)
     return run
 
@@ -133,7 +129,7 @@ def routes(values: Sequence[Tensor], to: Sequence[int]) -> list[dict]:
 
 def routed(student, values: Sequence[Tensor], to: Sequence[int]) -> Run:
     """Each rank ``r`` sends its tensor to rank ``to[r]``."""
-    return student.ranks(exchanged, routes(values, to))
+    return student.ranks(cases.exchanged, routes(values, to))
 
 
 UNCHANGED = (
@@ -152,7 +148,7 @@ def same_received(t, run: Run, values: Sequence[Tensor], to: Sequence[int]) -> N
         mistakes = {UNCHANGED: torch.zeros_like(want), FROM_TARGET: values[to[rank]]}
         wrong_if(t, got, want, mistakes, **where)
         t.close(got, want, "the tensor that rank {rank} of {world} received", **where)
-    messages_only(t, run)
+    cases.messages_only(t, run)
 
 
 def shift(world: int, distance: int) -> list[int]:
@@ -164,7 +160,7 @@ def shift(world: int, distance: int) -> list[int]:
 def check_exchange(student, t):
     "All ranks of a ring send at the same time"
     for world in (2, t.integer(3, 6)):
-        values, to = drawn(t, world, t.integer(3, 9)), shift(world, 1)
+        values, to = cases.drawn(t, world, t.integer(3, 9)), shift(world, 1)
         same_received(t, routed(student, values, to), values, to)
 
 
@@ -172,8 +168,10 @@ def check_exchange(student, t):
 def check_exchange_waits(student, t):
     "It returns when its send and its receive are done"
     world, late = 3, t.integer(0, 2)
-    values, to = drawn(t, world, t.integer(3, 9)), shift(world, 1)
-    run = student.ranks(exchanged_with_one_late, [{**case, "late": late} for case in routes(values, to)])
+    values, to = cases.drawn(t, world, t.integer(3, 9)), shift(world, 1)
+    run = student.ranks(
+        cases.exchanged_with_one_late, [{**case, "late": late} for case in routes(values, to)]
+    )
     for rank, got in enumerate(run.results):
         message = (
             "not tested yet: rank {rank} of {world} did not receive the tensor of its neighbour, see the "
@@ -199,7 +197,7 @@ def check_exchange_waits(student, t):
 @check("exchange", points=1, seconds=40)
 def check_any_pattern(student, t):
     "Any pattern: 0 and 2 send to each other, 1 and 3 too (even ranks cannot all send first)"
-    values, to = drawn(t, 4, t.integer(3, 9)), shift(4, 2)
+    values, to = cases.drawn(t, 4, t.integer(3, 9)), shift(4, 2)
     run = routed(student, values, to)
     same_received(t, run, values, to)
     uses_what_arrives(t, run, Kind.RECV, t.integer(0, 3))
@@ -221,7 +219,7 @@ def parts_right(student, t, sizes: Sequence[Sequence[int]], what: str) -> Run:
     world = len(sizes)
     parts = [[t.normal(size) for size in row] for row in sizes]
     inputs = [{"parts": own, "sizes": [row[rank] for row in sizes]} for rank, own in enumerate(parts)]
-    run = student.ranks(to_everyone, inputs)
+    run = student.ranks(cases.to_everyone, inputs)
     for rank, result in enumerate(run.results):
         got = t.items(result, world, "the parts of rank {rank}", rank=rank)
         want = [row[rank] for row in parts]
@@ -229,7 +227,7 @@ def parts_right(student, t, sizes: Sequence[Sequence[int]], what: str) -> Run:
         wrong_if(t, got, want, {OWN_PARTS: parts[rank], AS_THEY_ARRIVE: arrived}, rank=rank)
         for source, part in enumerate(got):
             t.close(part, want[source], what, rank=rank, source=source, world=world)
-    messages_only(t, run)
+    cases.messages_only(t, run)
     return run
 
 

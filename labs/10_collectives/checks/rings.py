@@ -200,7 +200,8 @@ AGAIN = "rank {rank} of {world} has its own chunk {world} times: send on what ar
 AS_THEY_ARRIVE = (
     "rank {rank} of {world} has the chunks in the order in which they arrive, not in the order of the ranks"
 )
-TOO_FAR = "each chunk is one place too far to the "
+TO_THE_RIGHT = "each chunk is one place too far to the right on rank {rank} of {world}"
+TO_THE_LEFT = "each chunk is one place too far to the left on rank {rank} of {world}"
 
 
 def same_whole(t, run: Run, whole: Tensor, what: str) -> None:
@@ -220,8 +221,8 @@ def same_whole(t, run: Run, whole: Tensor, what: str) -> None:
             "rank {rank} of {world} has its own chunk only, the rest is 0": alone,
             AGAIN: torch.cat([chunks[rank]] * world),
             AS_THEY_ARRIVE: torch.cat(arrived),
-            TOO_FAR + "right on rank {rank} of {world}": torch.cat([chunks[-1], *chunks[:-1]]),
-            TOO_FAR + "left on rank {rank} of {world}": torch.cat([*chunks[1:], chunks[0]]),
+            TO_THE_RIGHT: torch.cat([chunks[-1], *chunks[:-1]]),
+            TO_THE_LEFT: torch.cat([*chunks[1:], chunks[0]]),
         }
         wrong_if(t, got, whole, mistakes, rank=rank, world=world)
         if isinstance(got, Tensor) and got.shape == whole.shape and not torch.equal(got, whole):

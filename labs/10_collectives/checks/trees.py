@@ -16,20 +16,7 @@ from dlo_lib.labkit.compare import wrong_if
 from dlo_lib.labkit.messages import in_few_rounds, targets, whole_tensors
 from dlo_lib.labkit.traffic import sends_one_of, uses_what_arrives
 
-from .cases import (
-    drawn,
-    from_root_transposed,
-    from_roots,
-    in_levels,
-    messages_only,
-    pair,
-    run_on,
-    same,
-    summed,
-    to_zero,
-    tree_rounds,
-    unchanged,
-)
+from . import cases
 
 # -- 6 · trees
 
@@ -40,7 +27,7 @@ def broadcasts(student, t, world: int, roots: Sequence[int]) -> tuple[Run, list[
     first = t.integer(3, 7)
     sizes = [first + number for number in range(len(roots))]
     values = [[t.normal(size) for size in sizes] for _ in range(world)]
-    run = student.ranks(from_roots, [{"values": own, "roots": list(roots)} for own in values])
+    run = student.ranks(cases.from_roots, [{"values": own, "roots": list(roots)} for own in values])
     what = "the tensors of rank {rank}"
     results = [t.items(got, len(roots), what, rank=rank) for rank, got in enumerate(run.results)]
     for number, root in enumerate(roots):
@@ -58,7 +45,7 @@ def broadcasts(student, t, world: int, roots: Sequence[int]) -> tuple[Run, list[
             wrong_if(t, mine, given[root], {message: given[rank]}, rank=rank, **where)
             what = "the tensor of rank {rank} of {world}, from root {root}"
             t.close(mine, given[root], what, rank=rank, **where)
-    messages_only(t, run)
+    cases.messages_only(t, run)
     return run, sizes
 
 
@@ -113,20 +100,20 @@ def broadcast_rounds(t, run: Run, root: int, size: int) -> None:
         "the broadcast to {world} ranks takes {got} rounds, {least} are enough: in each round every rank "
         "that has the tensor sends it on. Your messages (rank: to, in your order) are {tree}"
     )
-    in_few_rounds(t, children, root, tree_rounds(world), message, in_order=True)
+    in_few_rounds(t, children, root, cases.tree_rounds(world), message, in_order=True)
 
 
 @check("broadcast", points=1, seconds=30)
 def check_broadcast_strides(student, t):
     "A transposed matrix is filled too"
     values = [t.normal(3, 4) for _ in range(2)]
-    run = run_on(student, from_root_transposed, values, root=0)
+    run = cases.run_on(student, cases.from_root_transposed, values, root=0)
     for rank, got in enumerate(run.results):
         want = values[0].t()
         message = "the transposed matrix of rank {rank} is unchanged: was only a copy of it filled?"
         wrong_if(t, got, want, {message: values[rank].t()}, rank=rank)
         t.close(got, want, "the transposed matrix of rank {rank}", rank=rank)
-    messages_only(t, run)
+    cases.messages_only(t, run)
 
 
 # -- 11 · reduce
@@ -134,16 +121,16 @@ def check_broadcast_strides(student, t):
 
 def reduce_right(student, t, values: Sequence[Tensor]) -> Run:
     """A run of a reduce with the right sum."""
-    run, world, want = run_on(student, to_zero, values), len(values), summed(values)
-    got = pair(t, run.results[0], 0)[0]
+    run, world, want = cases.run_on(student, cases.to_zero, values), len(values), cases.summed(values)
+    got = cases.pair(t, run.results[0], 0)[0]
     message = "the result on rank 0 of {world} is the mean, it should be the sum"
     wrong_if(t, got, want, {message: want / world}, world=world)
-    lacking = [] if same(got, want) else subsets(world)
-    missing = next((ranks for ranks in lacking if same(got, sum_without(values, ranks))), ())
+    lacking = [] if cases.same(got, want) else subsets(world)
+    missing = next((ranks for ranks in lacking if cases.same(got, sum_without(values, ranks))), ())
     message = "the sum on rank 0 of {world} lacks the tensors of these ranks: {missing}"
     t.that(not missing, message, world=world, missing=", ".join(map(str, missing)))
     t.close(got, want, "the sum on rank 0 of {world}", world=world)
-    messages_only(t, run)
+    cases.messages_only(t, run)
     return run
 
 
@@ -155,21 +142,21 @@ def subsets(world: int) -> itertools.chain:
 
 
 def sum_without(values: Sequence[Tensor], missing: Sequence[int]) -> Tensor:
-    return summed([value for rank, value in enumerate(values) if rank not in missing])
+    return cases.summed([value for rank, value in enumerate(values) if rank not in missing])
 
 
 @check("reduce", points=2, seconds=40)
 def check_reduce(student, t):
     "Rank 0 of one, two and four ranks has the sum"
     for world in (1, 2, 4):
-        reduce_right(student, t, drawn(t, world, t.integer(3, 7)))
+        reduce_right(student, t, cases.drawn(t, world, t.integer(3, 7)))
 
 
 @check("reduce", points=1, seconds=40)
 def check_reduce_three(student, t):
     "Numbers of ranks that are not powers of two"
     for world in (3, t.integer(6, 7)):
-        run = reduce_right(student, t, drawn(t, world, t.integer(3, 7)))
+        run = reduce_right(student, t, cases.drawn(t, world, t.integer(3, 7)))
     uses_what_arrives(t, run, Kind.RECV)
 
 
@@ -178,7 +165,7 @@ def check_reduce_rounds(student, t):
     "Two rounds with four ranks, three with five to eight: rank 0 receives one partial sum per round"
     for world in (4, t.integer(5, 8), t.integer(9, 12)):
         size = t.integer(3, 7)
-        run = reduce_right(student, t, drawn(t, world, size))
+        run = reduce_right(student, t, cases.drawn(t, world, size))
         whole_tensors(t, run, [size])
         reduce_rounds(t, run)
 
@@ -206,14 +193,14 @@ def reduce_rounds(t, run: Run) -> None:
         "the reduce from {world} ranks takes {got} rounds, {least} are enough: in each round half of the "
         "ranks that still have a partial sum send it. Your messages (rank: from) are {tree}"
     )
-    in_few_rounds(t, children, 0, tree_rounds(world), message)
+    in_few_rounds(t, children, 0, cases.tree_rounds(world), message)
 
 
 @check("reduce", points=1, seconds=30)
 def check_reduce_argument(student, t):
     "The argument stays unchanged"
-    values = drawn(t, t.choice([2, 4]), t.integer(3, 7))
-    unchanged(t, reduce_right(student, t, values), values)
+    values = cases.drawn(t, t.choice([2, 4]), t.integer(3, 7))
+    cases.unchanged(t, reduce_right(student, t, values), values)
 
 
 # -- 8 · two levels
@@ -222,7 +209,8 @@ def check_reduce_argument(student, t):
 def chunks_of_nodes(values: Sequence[Tensor], inside: int) -> list[Tensor]:
     """The chunk of each rank in the sum over its node."""
     nodes = [
-        summed(values[first : first + inside]).tensor_split(inside) for first in range(0, len(values), inside)
+        cases.summed(values[first : first + inside]).tensor_split(inside)
+        for first in range(0, len(values), inside)
     ]
     return [chunk for node in nodes for chunk in node]
 
@@ -245,14 +233,17 @@ ONE_CHUNK = (
 
 def two_levels(student, t, world: int, inside: int) -> tuple[Run, list[Tensor]]:
     """A run with right sums, and the tensors of the ranks."""
-    values = drawn(t, world, inside * t.integer(2, 5))
-    run = run_on(student, in_levels, values, inside=inside)
-    total = summed(values)
-    mixed = summed(chunks_of_nodes(values, inside)).repeat(inside)
+    values = cases.drawn(t, world, inside * t.integer(2, 5))
+    run = cases.run_on(student, cases.in_levels, values, inside=inside)
+    total = cases.summed(values)
+    mixed = cases.summed(chunks_of_nodes(values, inside)).repeat(inside)
     for rank, result in enumerate(run.results):
-        got = pair(t, result, rank)[0]
+        got = cases.pair(t, result, rank)[0]
         first = rank - rank % inside
-        node, peers = summed(values[first : first + inside]), summed(values[rank % inside :: inside])
+        node, peers = (
+            cases.summed(values[first : first + inside]),
+            cases.summed(values[rank % inside :: inside]),
+        )
         where = {"rank": rank, "world": world, "inside": inside}
         chunk = total.tensor_split(inside)[rank % inside]
         mistakes = {NODE_ONLY: node, PEERS_ONLY: peers, MIXED: mixed, ONE_CHUNK: chunk}
@@ -326,7 +317,7 @@ def check_levels(student, t):
     for world, inside in ((4, 2), (6, t.integer(2, 3)), (2, 2), (t.integer(2, 3), 1)):
         run, values = two_levels(student, t, world, inside)
         few_bytes(t, run, values[0].nbytes, inside)
-        total = summed(values)
+        total = cases.summed(values)
         total_chunks = [total.tensor_split(inside)[rank % inside] for rank in range(world)]
         message = (
             "rank {rank} passes other numbers to its all-reduce than its chunk of the sum over its node: "
@@ -351,4 +342,4 @@ def check_levels(student, t):
 def check_levels_argument(student, t):
     "The argument stays unchanged"
     run, values = two_levels(student, t, 2, 2)
-    unchanged(t, run, values)
+    cases.unchanged(t, run, values)

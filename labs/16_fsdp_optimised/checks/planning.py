@@ -14,17 +14,8 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import check, scenario
 from dlo_lib.labkit.compare import wrong_if
 
-from .twins import (
-    Blocks,
-    Table,
-    all_at_once,
-    by_the_clock,
-    followed,
-    joined,
-    least_time,
-    through_blocks,
-    too_large,
-)
+from . import twins
+from .twins import Blocks, Table
 
 KINDS = ("gather", "forward", "backward", "free", "reduce")
 
@@ -283,9 +274,12 @@ def check_peak(student, t):
         units, world, keeps = policies(t)
         for keep in keeps:
             what = "the peak for units of {units} bytes on {world} ranks with keep = {keep}"
-            got, want = cost(student, t, units, world, keep)[0], followed(units, world, keep)[0]
+            got, want = cost(student, t, units, world, keep)[0], twins.followed(units, world, keep)[0]
             if keep == world:
-                largest, shards = sum(sorted(units)[-2:]), followed(units, world, keep, shards_count=True)[0]
+                largest, shards = (
+                    sum(sorted(units)[-2:]),
+                    twins.followed(units, world, keep, shards_count=True)[0],
+                )
                 wrong_if(t, got, want, {TWO_LARGEST: largest, WITH_SHARDS: shards})
             t.close(got, want, what, units=units, world=world, keep=keep)
 
@@ -297,7 +291,7 @@ def check_sent(student, t):
         units, world, keeps = policies(t)
         for keep in keeps:
             what = "the bytes sent for units of {units} bytes on {world} ranks with keep = {keep}"
-            got, want = cost(student, t, units, world, keep)[1], followed(units, world, keep)[1]
+            got, want = cost(student, t, units, world, keep)[1], twins.followed(units, world, keep)[1]
             last_again = keep > 1 and abs(got - want - units[-1] * (keep - 1) / keep) <= 1e-6 * want
             message = "your count gathers the last unit a second time: backward begins with it"
             t.that(not last_again, message)
@@ -344,10 +338,10 @@ def check_forward_time(student, t):
     "The time of a forward pass"
     drawn = [timed_blocks(t, blocks, busy) for busy in (0.2, 1.0, 5.0) for blocks in (1, 2, t.integer(3, 9))]
     for units, alpha, beta in [*(scaled(case, t.uniform(0.5, 2.0)) for case in TELLING), *drawn]:
-        want = by_the_clock(units, alpha, beta)
+        want = twins.by_the_clock(units, alpha, beta)
         got = t.number(student.forward_time(units, alpha, beta), "forward_time(...)")
         alone = sum(alpha + beta * size + seconds for size, seconds in units)
-        wrong_if(t, got, want, {NO_OVERLAP: alone, AT_ONCE: all_at_once(units, alpha, beta)})
+        wrong_if(t, got, want, {NO_OVERLAP: alone, AT_ONCE: twins.all_at_once(units, alpha, beta)})
         where = {"blocks": len(units), "alpha": alpha, "beta": beta}
         t.close(got, want, "forward_time of {blocks} units, alpha {alpha:.2f}, beta {beta:.2g}", **where)
 
@@ -358,9 +352,9 @@ def chosen(student, t, blocks: Blocks, limit: int, alpha: float, beta: float) ->
     good = type(counts) is list and bool(counts) and all(type(count) is int and count > 0 for count in counts)
     message = "choose_units returns {counts} for {n} blocks"
     t.that(good and sum(counts) == len(blocks), message, counts=counts, n=len(blocks))
-    units = joined(blocks, counts)
+    units = twins.joined(blocks, counts)
     message = "choose_units returns {counts}: two successive units have more than the limit together"
-    t.that(not too_large(units, limit), message, counts=counts)
+    t.that(not twins.too_large(units, limit), message, counts=counts)
     return units
 
 
@@ -370,8 +364,8 @@ def check_choice(student, t):
     for busy in (0.3, 1.0, 1.0, 3.0):
         blocks, alpha, beta = timed_blocks(t, t.integer(6, 8), busy)
         limit = max(sum(size for size, _ in blocks[k : k + 4]) for k in range(len(blocks)))
-        got = by_the_clock(chosen(student, t, blocks, limit, alpha, beta), alpha, beta)
-        want = least_time(blocks, limit, alpha, beta)
+        got = twins.by_the_clock(chosen(student, t, blocks, limit, alpha, beta), alpha, beta)
+        want = twins.least_time(blocks, limit, alpha, beta)
         t.close(got, want, "the forward time of your units for {n} blocks", n=len(blocks), rtol=1e-6)
 
 
@@ -399,14 +393,14 @@ def blocks_differ(depths: list[int], shards: list[Tensor], x: Tensor, amount: fl
     large."""
     number = len(depths)
     amounts = [amount] * number
-    right = through_blocks(shards, depths, x, amounts)
+    right = twins.through_blocks(shards, depths, x, amounts)
     others = [
         [0.0] * number,
         *(amounts_without(missing, number, amount) for missing in some_left_out(number)),
     ]
-    wrong = [through_blocks(shards, depths, x, other) for other in others]
+    wrong = [twins.through_blocks(shards, depths, x, other) for other in others]
     for shard, depth in zip(shards, depths) if number > 1 else ():
-        wrong.append(through_blocks([shard] * number, [depth] * number, x, amounts))
+        wrong.append(twins.through_blocks([shard] * number, [depth] * number, x, amounts))
     return all(bool((right - other).abs().max() > 0.01) for other in wrong)
 
 
@@ -424,7 +418,7 @@ def compiled(student, t, depths: list[int], hooks: bool = True) -> None:
     call, number = f"`{line}`" if type(line) is str and line else "compile_blocks", len(depths)
 
     def is_output_of(shards: list[Tensor], depths: list[int], amounts: list[float]) -> bool:
-        return bool((got - through_blocks(shards, depths, x, amounts)).abs().max() < 1e-4)
+        return bool((got - twins.through_blocks(shards, depths, x, amounts)).abs().max() < 1e-4)
 
     plain = is_output_of(shards, depths, [0.0] * number)
     t.that(not plain, "the output is right, but the backend received no graph: the blocks are not compiled")
@@ -443,7 +437,7 @@ def compiled(student, t, depths: list[int], hooks: bool = True) -> None:
             "of {call} itself to block.forward"
         )
         t.that(not same, message, k=k, call=call)
-    added = (got - through_blocks(shards, depths, x, [0.0] * number)) / amount
+    added = (got - twins.through_blocks(shards, depths, x, [0.0] * number)) / amount
     # The addition of the hook is one more operation of the graph of the block, or a separate graph that
     # changes the weight.
     one_graph = bool((added - (2 * depths[0] + 1)).abs().max() < 0.01)

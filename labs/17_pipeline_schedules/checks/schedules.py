@@ -461,6 +461,9 @@ def check_inputs_are_there(student, t):
 
 
 STARTS = "{cell} starts at {value:.3g} in your function"
+WHILE_BUSY = STARTS + ", while its rank is still busy"
+SEND_ADDED = STARTS + ": `send` is added to an input from the same rank"
+SEND_MISSING = STARTS + ", before its input has arrived: `send` is missing"
 
 
 @check("start", points=2)
@@ -478,9 +481,9 @@ def check_start_times(student, t):
         ended = [case.ended.get(cell) for cell in case.arrives]
         late = [end + case.send for end in ended]
         mistakes = {
-            STARTS + ", while its rank is still busy": max([0.0, *there]),
-            STARTS + ": `send` is added to an input from the same rank": max([own, *late]),
-            STARTS + ", before its input has arrived: `send` is missing": max([own, *ended]),
+            WHILE_BUSY: max([0.0, *there]),
+            SEND_ADDED: max([own, *late]),
+            SEND_MISSING: max([own, *ended]),
         }
         wrong_if(t, got, case.start, mistakes, cell=case.name, value=got)
         message = (

@@ -14,22 +14,8 @@ from dlo_lib.labkit.traffic import uses_what_arrives
 from dlo_lib.parallel.pipeline.schedules import afab, one_f_one_b
 from dlo_lib.parallel.pipeline.table import ActionKind, B, F, I, Schedule, W, in_a_loop
 
-from .cases import (
-    SENDS,
-    Rows,
-    any_table,
-    asynchronously,
-    hybrid,
-    in_the_grid,
-    messages_of,
-    model_of,
-    order_cases,
-    samples_of,
-    step,
-    stuck_at,
-    together,
-    why_stuck,
-)
+from . import cases
+from .cases import SENDS, Rows
 from .scenarios import neighbours
 from .twins import IGNORED, asynchronous_twin, whole_step
 
@@ -58,8 +44,8 @@ def stuck(student, t, rows: Rows) -> list[str]:
         "be in the rows"
     )
     t.that(passed == wanted, message, ranks=len(rows), got=passed, want=wanted)
-    left = stuck_at(schedule.rows)
-    return why_stuck(schedule.rows, left) if left else []
+    left = cases.stuck_at(schedule.rows)
+    return cases.why_stuck(schedule.rows, left) if left else []
 
 
 def joined(name: str, lines: list[str]) -> tuple[str, dict[str, str]]:
@@ -71,14 +57,14 @@ def joined(name: str, lines: list[str]) -> tuple[str, dict[str, str]]:
 @check("order", points=2)
 def check_each_message_once(student, t):
     "Each message is sent once, after its data is computed, and received once, before its use"
-    for rows in order_cases(t):
+    for rows in cases.order_cases(t):
         schedule = written(student, t, rows)
         for rank, (row, plain) in enumerate(zip(schedule.rows, rows)):
             computed = [str(action) for action in row if action.kind in (F, B)]
             message = "the computations of rank {rank} are {got} instead of {want}: only add messages"
             t.that(computed == plain, message, rank=rank, got=computed, want=plain)
             passed = Counter(action for action in row if action.kind not in (F, B))
-            wanted = messages_of(len(rows), schedule.micro_batches, rank)
+            wanted = cases.messages_of(len(rows), schedule.micro_batches, rank)
             values = {"rank": rank, "ranks": len(rows), "got": passed.total(), "want": len(wanted)}
             message = (
                 "rank {rank} of {ranks} has {got} messages, but {want} are needed (the first rank receives "
@@ -88,49 +74,35 @@ def check_each_message_once(student, t):
             place = {action: at for at, action in enumerate(row)}
             for action in wanted:
                 compute = action._replace(kind=F if "F" in action.kind.value.split("_") else B)
-                sends = action.kind in SENDS
-                t.that(
-                    (place[action] > place[compute]) is sends,
-                    "rank {rank}: {message} comes {word} {compute}. Send after computing, receive before use",
-                    rank=rank,
-                    message=str(action),
-                    word="before" if sends else "after",
-                    compute=str(compute),
+                right = (place[action] > place[compute]) is (action.kind in SENDS)
+                word = "before" if action.kind in SENDS else "after"
+                values = {"rank": rank, "message": str(action), "word": word, "compute": str(compute)}
+                message = (
+                    "rank {rank}: {message} comes {word} {compute}. Send after computing, receive before use"
                 )
+                t.that(right, message, **values)
+
+
+IN_BRACKETS = "In brackets is the cell at which a rank waits forever. "
 
 
 @check("order", points=4)
 def check_no_dead_lock(student, t):
     "Blocking messages never deadlock: AFAB, 1F1B, and tables without a pattern"
-    for rows in order_cases(t):
+    for rows in cases.order_cases(t):
         where = stuck(student, t, rows)
         places, values = joined("place", where[:-1])
-        t.that(
-            not where,
-            "deadlock with {ranks} ranks and {m}. In brackets is the cell at which a rank waits forever. "
-            + places
-            + ". {why}",
-            ranks=len(rows),
-            m=f"{len(rows[0]) // 2} micro-batch" + "es" * (len(rows[0]) > 2),
-            why="".join(where[-1:]),
-            **values,
-        )
+        m = f"{len(rows[0]) // 2} micro-batch" + "es" * (len(rows[0]) > 2)
+        message = "deadlock with {ranks} ranks and {m}. " + IN_BRACKETS + places + ". {why}"
+        t.that(not where, message, ranks=len(rows), m=m, why="".join(where[-1:]), **values)
     for _ in range(30):
-        rows = any_table(t, t.integer(2, 5), t.integer(3, 6))
+        rows = cases.any_table(t, t.integer(2, 5), t.integer(3, 6))
         where = stuck(student, t, rows)
         table, cells = joined("row", [" ".join(row) for row in rows])
         places, values = joined("place", where[:-1])
-        t.that(
-            not where,
-            "AFAB and 1F1B run, but another table deadlocks: "
-            + table
-            + ". In brackets is the cell at which a rank waits forever. "
-            + places
-            + '. {why}. A rule such as "odd ranks receive first" works for one schedule only',
-            why="".join(where[-1:]),
-            **cells,
-            **values,
-        )
+        message = "AFAB and 1F1B run, but another table deadlocks: " + table + ". " + IN_BRACKETS + places
+        message += '. {why}. A rule such as "odd ranks receive first" works for one schedule only'
+        t.that(not where, message, why="".join(where[-1:]), **cells, **values)
 
 
 # -- 5 · the loop
@@ -140,46 +112,31 @@ def same_gradients(t, run: Run, want: list[list[Tensor]], what: str, **values) -
     """Check that every rank has the gradients of its stage."""
     for rank, result in enumerate(run.results):
         for number, (mine, right) in enumerate(zip(result["grads"], want[rank % len(want)])):
-            t.that(
-                type(mine) is Tensor, "rank {rank}: a parameter has no gradient " + what, rank=rank, **values
-            )
-            t.close(
-                mine,
-                right,
-                f"gradient {{number}} of rank {{rank}} {what}",
-                number=number,
-                rank=rank,
-                atol=1e-10,
-                **values,
-            )
+            message = "rank {rank}: a parameter has no gradient " + what
+            t.that(type(mine) is Tensor, message, rank=rank, **values)
+            message = "gradient {number} of rank {rank} " + what
+            t.close(mine, right, message, number=number, rank=rank, atol=1e-10, **values)
 
 
 @check("loop", points=4, seconds=60)
 def check_gradients_on_ranks(student, t):
     "The gradients of every rank are those of one process with the whole model"
     for make, ranks in ((afab, 2), (one_f_one_b, 3), (one_f_one_b, 4), (one_f_one_b, 1)):
-        weights, micro_batches = model_of(t, ranks), ranks + t.integer(0, 2)
-        inputs, targets = samples_of(t, weights, [t.integer(1, 4) for _ in range(micro_batches)])
-        run = step(student, make, weights, inputs, targets)
+        weights, micro_batches = cases.model_of(t, ranks), ranks + t.integer(0, 2)
+        inputs, targets = cases.samples_of(t, weights, [t.integer(1, 4) for _ in range(micro_batches)])
+        run = cases.step(student, make, weights, inputs, targets)
         _, grads = whole_step(weights, inputs, targets)
-        same_gradients(
-            t,
-            run,
-            grads,
-            "({schedule}, {ranks} ranks, {m} micro-batches)",
-            schedule=make.__name__,
-            ranks=ranks,
-            m=micro_batches,
-        )
+        values = {"schedule": make.__name__, "ranks": ranks, "m": micro_batches}
+        same_gradients(t, run, grads, "({schedule}, {ranks} ranks, {m} micro-batches)", **values)
 
 
 @check("loop", points=2, seconds=30)
 def check_messages_of_the_loop(student, t):
     "Each output and each gradient is sent once; the last rank returns the loss"
     ranks, micro_batches = 3, t.integer(2, 4)
-    weights = model_of(t, ranks)
-    inputs, targets = samples_of(t, weights, [t.integer(1, 4) for _ in range(micro_batches)])
-    run = step(student, one_f_one_b, weights, inputs, targets)
+    weights = cases.model_of(t, ranks)
+    inputs, targets = cases.samples_of(t, weights, [t.integer(1, 4) for _ in range(micro_batches)])
+    run = cases.step(student, one_f_one_b, weights, inputs, targets)
     loss, _ = whole_step(weights, inputs, targets)
     what = "the loss that run_row returns on the last rank, the sum of all parts"
     t.close(run.results[-1]["loss"], loss, what, rtol=1e-9)
@@ -190,9 +147,9 @@ def check_messages_of_the_loop(student, t):
             "each gradient is one message"
         )
         t.that(sent == wanted, message, rank=rank, got=sent, want=wanted)
-        width = (weights[rank][0][0].shape[1] if rank > 0 else 0) + (
-            weights[rank][-1][0].shape[0] if rank < ranks - 1 else 0
-        )
+        of_input = weights[rank][0][0].shape[1] if rank > 0 else 0
+        of_output = weights[rank][-1][0].shape[0] if rank < ranks - 1 else 0
+        width = of_input + of_output
         got, want = run.bytes(rank, Kind.SEND), 8 * sum(map(len, inputs)) * width
         message = "rank {rank} sends {got} bytes, but its outputs and gradients have {want}"
         t.that(got == want, message, rank=rank, got=got, want=want)
@@ -201,25 +158,15 @@ def check_messages_of_the_loop(student, t):
 @check("loop", points=2, seconds=30)
 def check_received_is_used(student, t):
     "A rank computes with what it receives"
-    weights = model_of(t, 3)
-    inputs, targets = samples_of(t, weights, [t.integer(1, 3)])
+    weights = cases.model_of(t, 3)
+    inputs, targets = cases.samples_of(t, weights, [t.integer(1, 3)])
     element, by = t.integer(0, 2), t.uniform(0.5, 2.0)
     for call, name in enumerate(("input_plus", "gradient_plus")):
-        run = step(
-            student,
-            one_f_one_b,
-            weights,
-            inputs,
-            targets,
-            nudge=Nudge(Kind.RECV, rank=1, call=call, element=element, by=by),
-        )
+        nudge = Nudge(Kind.RECV, rank=1, call=call, element=element, by=by)
+        run = cases.step(student, one_f_one_b, weights, inputs, targets, nudge=nudge)
         _, grads = whole_step(weights, inputs, targets, at=1, **{name: (element, by)})
-        same_gradients(
-            t,
-            run,
-            grads,
-            "does not follow from what rank 1 received: data that arrives must be used; the gradient",
-        )
+        what = "does not follow from what rank 1 received: data that arrives must be used; the gradient"
+        same_gradients(t, run, grads, what)
 
 
 @check("loop", points=2, seconds=60)
@@ -227,11 +174,9 @@ def check_memory_of_the_loop(student, t):
     "The loop frees what it has used"
     ranks, micro_batches, size, width = 3, 12, 2048, 128
     weights = [[(t.normal(width, width) / 11, t.normal(width))] for _ in range(ranks)]
-    inputs, targets = (
-        [t.normal(size, width) for _ in range(micro_batches)],
-        [t.integers(0, width - 1, size) for _ in range(micro_batches)],
-    )
-    run = step(student, one_f_one_b, weights, inputs, targets)
+    inputs = [t.normal(size, width) for _ in range(micro_batches)]
+    targets = [t.integers(0, width - 1, size) for _ in range(micro_batches)]
+    run = cases.step(student, one_f_one_b, weights, inputs, targets)
     t.close(run.results[-1]["loss"], whole_step(weights, inputs, targets)[0], "the loss", rtol=1e-3)
     unit = 4 * size * width
     causes = {
@@ -258,43 +203,37 @@ def flat(by_stage: list[list[Tensor]]) -> list[Tensor]:
     return [tensor for stage in by_stage for tensor in stage]
 
 
+TOO_OLD = "the versions are one too old: stash the weights that the forward reads"
+SYNCHRONOUS = "these are the weights of synchronous training, which is impossible without flush"
+
+
 @check("stash", points=3, seconds=60)
 def check_delayed_twin(student, t):
     "Without flush, the weights are those of the delayed twin, on 1 to 4 ranks"
     for ranks in (1, 2, 3, 4):
-        weights, lr = model_of(t, ranks), t.uniform(0.2, 0.5)
-        inputs, targets = samples_of(t, weights, [t.integer(2, 4) for _ in range(ranks + t.integer(4, 6))])
-        run = asynchronously(student, weights, inputs, targets, lr)
+        weights, lr = cases.model_of(t, ranks), t.uniform(0.2, 0.5)
+        sizes = [t.integer(2, 4) for _ in range(ranks + t.integer(4, 6))]
+        inputs, targets = cases.samples_of(t, weights, sizes)
+        run = cases.asynchronously(student, weights, inputs, targets, lr)
         got = flat(run.results)
         t.items(got, 2 * ranks, "the weights and biases of all ranks")
         delays = [ranks - 1 - stage for stage in range(ranks)]
-        mistakes = {
-            "the versions are one too old: stash the weights that the forward reads": [
-                delay + 1 for delay in delays
-            ]
-        }
+        mistakes = {TOO_OLD: [delay + 1 for delay in delays]}
         if ranks > 1:
-            mistakes["these are the weights of synchronous training, which is impossible without flush"] = [
-                0
-            ] * ranks
+            mistakes[SYNCHRONOUS] = [0] * ranks
         known = {
             "world size {ranks}: " + words: flat(asynchronous_twin(weights, inputs, targets, lr, wrong))
             for words, wrong in mistakes.items()
         }
         want = flat(asynchronous_twin(weights, inputs, targets, lr, delays))
         wrong_if(t, got, want, known, rtol=1e-9, ranks=ranks)
+        what = (
+            "{kind} of rank {rank} of {ranks} after {n} batches (backward needs the weights that the "
+            "forward of the same batch has read)"
+        )
         for number, (mine, right) in enumerate(zip(got, want)):
-            t.close(
-                mine,
-                right,
-                "{kind} of rank {rank} of {ranks} after {n} batches (backward needs the weights that the "
-                "forward of the same batch has read)",
-                kind=("weight", "bias")[number % 2],
-                rank=number // 2,
-                ranks=ranks,
-                n=len(inputs),
-                atol=1e-10,
-            )
+            values = {"kind": ("weight", "bias")[number % 2], "rank": number // 2, "ranks": ranks}
+            t.close(mine, right, what, n=len(inputs), atol=1e-10, **values)
     uses_what_arrives(t, run, Kind.RECV, rank=t.integer(1, 2))
 
 
@@ -303,61 +242,58 @@ def check_versions_kept(student, t):
     "A version is freed after its backward"
     ranks, batches, width = 2, 12, 512
     weights = [[(t.normal(width, width) / 23, t.normal(width))] for _ in range(ranks)]
-    inputs, targets = (
-        [t.normal(2, width) for _ in range(batches)],
-        [t.integers(0, width - 1, 2) for _ in range(batches)],
-    )
-    run = asynchronously(student, weights, inputs, targets, 0.05)
+    inputs = [t.normal(2, width) for _ in range(batches)]
+    targets = [t.integers(0, width - 1, 2) for _ in range(batches)]
+    run = cases.asynchronously(student, weights, inputs, targets, 0.05)
     want = asynchronous_twin(weights, inputs, targets, 0.05, [1, 0])
     for rank, (got, right) in enumerate(zip(run.results, want)):
         t.tensor(got[0], "the weights of rank {rank}", rank=rank, shape=right[0].shape, dtype=right[0].dtype)
         unit, versions, held = 4 * width * width, ranks - rank, run.memory(rank, "at work")
-        t.that(
-            held <= (versions + 6) * unit,
+        values = {"rank": rank, "held": held // 2**20, "unit": unit // 2**20, "n": versions}
+        message = (
             "rank {rank} holds {held} MB; its weights have {unit} MB and it needs at most {n} versions of "
-            "them: free each after its backward",
-            rank=rank,
-            held=held // 2**20,
-            unit=unit // 2**20,
-            n=versions,
+            "them: free each after its backward"
         )
+        t.that(held <= (versions + 6) * unit, message, **values)
 
 
 # -- 6 · a step
+
+
+SIZES = "world size {ranks}, {m} micro-batches: "
+OF_THIS_PIPELINE = SIZES + (
+    "the loss is divided by the targets of this pipeline (`targets`). `every_target` has those of the whole "
+    "batch"
+)
+BY_ALL_TARGETS = SIZES + (
+    "the loss of the last rank is divided by all targets, not by those that are not -100"
+)
+OF_MICRO_BATCHES = SIZES + (
+    "the loss of the last rank is that of one micro-batch divided by its targets, added up"
+)
 
 
 @check("step", points=3, seconds=60)
 def check_whole_step(student, t):
     "Loss and gradients of a step are those of one process, with padded targets"
     for ranks in (1, 2, 3):
-        weights, micro_batches, size = model_of(t, ranks), ranks + t.integer(1, 3), t.integer(3, 5)
-        inputs, targets = samples_of(t, weights, [size] * micro_batches)
+        weights, micro_batches, size = cases.model_of(t, ranks), ranks + t.integer(1, 3), t.integer(3, 5)
+        inputs, targets = cases.samples_of(t, weights, [size] * micro_batches)
         targets[0][: t.integer(1, 2)] = IGNORED
         # those of another pipeline come first
-        every = [*samples_of(t, weights, [size] * micro_batches)[1], *targets]
+        every = [*cases.samples_of(t, weights, [size] * micro_batches)[1], *targets]
         every[0][:1] = IGNORED
-        run = together(student, weights, inputs, targets, every)
+        run = cases.together(student, weights, inputs, targets, every)
         alone, grads = whole_step(weights, inputs, targets)
-        valid, valid_of_all = (
-            sum(int((target != IGNORED).sum()) for target in each) for each in (targets, every)
-        )
-        loss, grads = (
-            alone * valid / valid_of_all,
-            [[grad * (valid / valid_of_all) for grad in stage] for stage in grads],
-        )
+        valid, of_all = (sum(int((target != IGNORED).sum()) for target in each) for each in (targets, every))
+        loss = alone * valid / of_all
+        grads = [[grad * (valid / of_all) for grad in stage] for stage in grads]
         sizes = {"ranks": ranks, "m": micro_batches}
         of_last = t.number(run.results[-1]["loss"], "what pipeline_step returns on the last rank")
         t.number(run.results[0]["loss"], "what pipeline_step returns on the first rank")
-        known = {
-            "world size {ranks}, {m} micro-batches: the loss is divided by the targets of this pipeline "
-            "(`targets`). `every_target` has those of the whole batch": alone,
-            "world size {ranks}, {m} micro-batches: the loss of the last rank is divided by all targets, "
-            "not by those that are not -100": alone * valid / (2 * size * micro_batches),
-            "world size {ranks}, {m} micro-batches: the loss of the last rank is that of one micro-batch "
-            "divided by its targets, added up": sum(
-                whole_step(weights, [x], [y])[0] for x, y in zip(inputs, targets)
-            ),
-        }
+        added = sum(whole_step(weights, [x], [y])[0] for x, y in zip(inputs, targets))
+        by_all = alone * valid / (2 * size * micro_batches)
+        known = {OF_THIS_PIPELINE: alone, BY_ALL_TARGETS: by_all, OF_MICRO_BATCHES: added}
         wrong_if(t, of_last, loss, known, **sizes)
         message = (
             "world size {ranks}, {m} micro-batches: the last rank returns the loss {got:g}; "
@@ -375,30 +311,27 @@ def check_whole_step(student, t):
 def check_hybrid_gradients(student, t):
     "Pipelines side by side: the gradients of every rank are those of the whole batch"
     for stages, replicas in ((2, 2), (1, 3)):
-        weights = model_of(t, stages)
-        inputs, targets = samples_of(t, weights, [t.integer(1, 4) for _ in range(3 * replicas)])
+        weights = cases.model_of(t, stages)
+        inputs, targets = cases.samples_of(t, weights, [t.integer(1, 4) for _ in range(3 * replicas)])
         sizes = {"replicas": replicas, "stages": stages}
         dry = student.ranks(neighbours, [{"stages": stages}] * (replicas * stages))
         for rank, result in enumerate(dry.results):
-            t.that(
-                result["passed"] == [list(map(str, in_the_grid(rank, stages)))],
+            want = [str(neighbour) for neighbour in cases.in_the_grid(rank, stages)]
+            got = ", ".join("step({}, {})".format(*each) for each in result["passed"]) or "none"
+            message = (
                 "{replicas} pipelines of {stages} stages: hybrid_step on rank {rank} should call "
-                "step({want}) once, your calls are {got}. The neighbours are numbers of ranks, not of stages",
-                rank=rank,
-                want=", ".join(map(str, in_the_grid(rank, stages))),
-                got=", ".join("step({}, {})".format(*each) for each in result["passed"]) or "none",
-                **sizes,
+                "step({want}) once, your calls are {got}. The neighbours are numbers of ranks, not of stages"
             )
-        run = hybrid(student, weights, inputs, targets, replicas, own=True)
+            t.that(result["passed"] == [want], message, rank=rank, want=", ".join(want), got=got, **sizes)
+        run = cases.hybrid(student, weights, inputs, targets, replicas, own=True)
         _, grads = whole_step(weights, inputs, targets)
         for rank, result in enumerate(run.results):
-            t.that(
-                not near(result["grads"], [right / replicas for right in grads[rank % stages]]),
-                "{replicas} pipelines of {stages} stages: rank {rank} has the mean over pipelines. "
-                "The loss is already divided by the targets of all pipelines: add, do not average",
-                rank=rank,
-                **sizes,
+            means = [right / replicas for right in grads[rank % stages]]
+            message = (
+                "{replicas} pipelines of {stages} stages: rank {rank} has the mean over pipelines. The loss "
+                "is already divided by the targets of all pipelines: add, do not average"
             )
+            t.that(not near(result["grads"], means), message, rank=rank, **sizes)
         what = (
             "({replicas} pipelines of {stages} stages: add the gradients of all ranks with this stage, "
             "once, after the step)"
@@ -409,9 +342,9 @@ def check_hybrid_gradients(student, t):
 @check("hybrid", points=1, seconds=30)
 def check_hybrid_traffic(student, t):
     "Ranks with the same stage exchange gradients, by all-reduce only"
-    weights = model_of(t, 2)
-    inputs, targets = samples_of(t, weights, [t.integer(1, 4) for _ in range(4)])
-    run = hybrid(student, weights, inputs, targets, replicas=2)
+    weights = cases.model_of(t, 2)
+    inputs, targets = cases.samples_of(t, weights, [t.integer(1, 4) for _ in range(4)])
+    run = cases.hybrid(student, weights, inputs, targets, replicas=2)
     _, grads = whole_step(weights, inputs, targets)
     for rank, result in enumerate(run.results):
         for mine, right in zip(result["grads"], grads[rank % 2]):
@@ -430,9 +363,9 @@ def check_hybrid_traffic(student, t):
 @check("hybrid", points=1, seconds=30)
 def check_groups_are_made_once(student, t):
     "No process group is made in a step"
-    weights = model_of(t, 2)
-    inputs, targets = samples_of(t, weights, [t.integer(1, 4) for _ in range(2)])
-    run = hybrid(student, weights, inputs, targets, replicas=2, steps=3)
+    weights = cases.model_of(t, 2)
+    inputs, targets = cases.samples_of(t, weights, [t.integer(1, 4) for _ in range(2)])
+    run = cases.hybrid(student, weights, inputs, targets, replicas=2, steps=3)
     _, grads = whole_step(weights, inputs, targets)
     for rank, result in enumerate(run.results):
         for mine, right in zip(result["grads"], grads[rank % 2]):

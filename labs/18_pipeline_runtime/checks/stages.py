@@ -22,19 +22,10 @@ from dlo_lib.labkit.compare import near, same, wrong_if
 from dlo_lib.parallel.pipeline.simulate import Costs, simulate
 from dlo_lib.parallel.pipeline.table import Schedule, in_a_loop
 
+from . import twins
 from .cases import delayed_case, split_case, stage_case, table_cases
 from .scenarios import delayed_run, long_row, split_layer, through_stages, tokens_to_loss
-from .twins import (
-    IGNORED,
-    delayed_twin,
-    least_by_bisection,
-    least_slowest,
-    one_graph,
-    slowest,
-    summed,
-    whole_ends,
-    whole_layer,
-)
+from .twins import IGNORED
 
 # -- 1 · the loss of a micro-batch
 
@@ -57,7 +48,7 @@ def check_equal_parts(student, t):
     for micro_batches in (1, 2, t.integer(3, 6)):
         outputs, targets = batch_of(t, [4] * micro_batches)
         got = sum(parts(student, t, outputs, targets))
-        want = summed(torch.cat(outputs), torch.cat(targets)) / (4 * micro_batches)
+        want = twins.summed(torch.cat(outputs), torch.cat(targets)) / (4 * micro_batches)
         message = (
             "with {m} micro-batches the parts add up to {got:g}, which is {times:.2f} times the mean of the "
             "whole batch, {want:g}. Gradients add up over micro-batches, and are not divided afterwards"
@@ -71,7 +62,7 @@ def check_weight_of_a_sample(student, t):
     sizes = [6, t.integer(3, 5), t.integer(1, 2)]
     outputs, targets = batch_of(t, sizes)
     got = parts(student, t, outputs, targets)
-    weights = [part / summed(*pair) for part, pair in zip(got, zip(outputs, targets))]
+    weights = [part / twins.summed(*pair) for part, pair in zip(got, zip(outputs, targets))]
     t.that(
         bool(abs(weights[0] - weights[-1]) < 1e-6 * abs(weights[0])),
         "a sample of the micro-batch of {small} has {ratio:.2f} times the weight of one of the micro-batch "
@@ -87,7 +78,7 @@ def check_padding(student, t):
     "Targets of -100 are not counted"
     outputs, targets = batch_of(t, [t.integer(6, 9)])
     targets[0][: t.integer(2, 4)] = IGNORED
-    total = sum(summed(output, target) for output, target in zip(outputs, targets))
+    total = sum(twins.summed(output, target) for output, target in zip(outputs, targets))
     valid, every = sum(int((target != IGNORED).sum()) for target in targets), sum(map(len, targets))
     got = sum(parts(student, t, outputs, targets))
     message = "{padded} of {every} targets are -100: divide by the number of those that are not"
@@ -108,7 +99,7 @@ def through(student, t, order: list[tuple[str, int]]) -> tuple[dict, dict, dict]
         "so make x such a leaf in stage_forward"
     )
     t.that(got["lost"] is False, message)
-    return case, got, one_graph(case["weights"], case["inputs"], case["grads"])
+    return case, got, twins.one_graph(case["weights"], case["inputs"], case["grads"])
 
 
 @check("stage", points=1, seconds=20)
@@ -146,7 +137,7 @@ def check_output_without_graph(student, t):
 def check_micro_batches_apart(student, t):
     "With several micro-batches in flight, their gradients add up"
     case, got, want = through(student, t, [("F", 0), ("F", 1), ("B", 0), ("F", 2), ("B", 1), ("B", 2)])
-    last = one_graph(case["weights"], case["inputs"][-1:], case["grads"][-1:])
+    last = twins.one_graph(case["weights"], case["inputs"][-1:], case["grads"][-1:])
     for i, (mine, right, alone) in enumerate(zip(got["weights"], want["weights"], last["weights"])):
         message = "stage {i} has only the gradient of the last micro-batch: add to .grad, do not replace it"
         t.that(not near([mine], [alone]), message, i=i)
@@ -182,7 +173,7 @@ def check_first_and_last(student, t):
         "ids": t.integers(0, tokens - 1, size),
         "targets": t.integers(0, width - 1, size),
     }
-    got, want = student.ranks(tokens_to_loss, [case]).results[0], whole_ends(**case)
+    got, want = student.ranks(tokens_to_loss, [case]).results[0], twins.whole_ends(**case)
     t.that(
         got["refused"] is False,
         "stage_forward asks for the gradient of tokens. They are integers, which have none: "
@@ -246,7 +237,7 @@ def check_no_more_bubble(student, t):
 def split_run(student, t, micro_batches: int) -> tuple[dict, tuple[list[Tensor], Tensor, Tensor]]:
     """Return the student's results, and those of autograd."""
     case = split_case(t, micro_batches)
-    return student.ranks(split_layer, [case]).results[0], whole_layer(**case)
+    return student.ranks(split_layer, [case]).results[0], twins.whole_layer(**case)
 
 
 @check("split", points=1, seconds=20)
@@ -321,7 +312,7 @@ def check_balanced(student, t):
         costs = [float(cost) for cost in t.integers(1, 9, t.integer(8, 10)).tolist()]
         costs[0], costs[-1] = 0.0, float(t.integer(10, 20))  # an embedding without FLOPs, and a costly head
         starts = is_cut(student, t, costs, stages)
-        got, want = slowest(costs, starts), least_slowest(costs, stages)
+        got, want = twins.slowest(costs, starts), twins.least_slowest(costs, stages)
         t.that(
             bool(got <= want + 1e-9),
             "{stages} stages of {costs} that begin at {starts}: the slowest costs {got:g}, but {want:g} is "
@@ -340,7 +331,7 @@ def check_measured_costs(student, t):
     costs = [t.uniform(0.001, 0.009) for _ in range(t.integer(40, 60))]
     stages = t.integer(5, 8)
     starts = is_cut(student, t, costs, stages)
-    got, want = slowest(costs, starts), least_by_bisection(costs, stages)
+    got, want = twins.slowest(costs, starts), twins.least_by_bisection(costs, stages)
     values = {"pieces": len(costs), "stages": stages, "got": 1e3 * got, "want": 1e3 * want}
     message = (
         "{pieces} pieces that take some milliseconds, in {stages} stages: your slowest takes {got:.2f} ms, "
@@ -366,7 +357,7 @@ def check_no_delay(student, t):
     "Without delay the training is plain gradient descent"
     case = delayed_case(t, [0, 0], t.integer(4, 8))
     what = "with no delay, weights {i} after {steps} steps"
-    same(t, trained(student, t, case), delayed_twin(**case), what, steps=case["steps"], atol=1e-10)
+    same(t, trained(student, t, case), twins.delayed_twin(**case), what, steps=case["steps"], atol=1e-10)
 
 
 @check("delayed", points=2, seconds=20)
@@ -383,12 +374,12 @@ def check_delay(student, t):
         known = {}
         for by, words in mistakes.items():
             wrong = {**case, "delays": [max(0, delay + by) if by else 0 for delay in delays]}
-            known["with delays {delays} your weights are " + words] = delayed_twin(**wrong)
+            known["with delays {delays} your weights are " + words] = twins.delayed_twin(**wrong)
         from_old = (
             "with delays {delays} your step starts from the old weights: the gradient is one of old weights, "
             "but the newest are updated"
         )
-        want, known[from_old] = delayed_twin(**case), delayed_twin(**case, from_old=True)
+        want, known[from_old] = twins.delayed_twin(**case), twins.delayed_twin(**case, from_old=True)
         wrong_if(t, got, want, known, rtol=1e-9, delays=delays)
         what = "with delays {delays}, weights {i} (before step `delay` there is only version 0)"
         same(t, got, want, what, delays=delays, atol=1e-10)

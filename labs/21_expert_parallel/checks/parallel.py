@@ -201,11 +201,15 @@ def by_group(groups: Sequence[Sequence[int]], world: int) -> list[list[int]]:
 
 OTHER_EXPERTS = "the result on rank {rank} has rows of other experts: "
 OTHER_ROWS = "the result on rank {rank} has results of other rows: "
-ORDER_TWICE = (
+BY_SOURCE = OTHER_EXPERTS + "received rows are sorted by source, sort them by expert first"
+NOT_PUT_BACK = OTHER_ROWS + "put the results back into the order in which the rows came"
+ORDER_TWICE = OTHER_ROWS + (
     "results[order] applies the order of step 4 a second time, and its inverse is needed: order.argsort(), "
     "or index_copy"
 )
-FLATTEN = "rows arrive source by source, and received has a row for each source, so flatten it as it is"
+BY_COLUMN = OTHER_EXPERTS + (
+    "rows arrive source by source, and received has a row for each source, so flatten it as it is"
+)
 
 
 def layer_case(
@@ -227,10 +231,10 @@ def layer_case(
                 arrival, not_back, twice, by_column = (outs[place] for outs in orders)
                 wrong[rank] = {
                     "the bias is not used on rank {rank}: give it to route": plain[place][0],
-                    OTHER_EXPERTS + "received rows are sorted by source, sort them by expert first": arrival,
-                    OTHER_ROWS + "put the results back into the order in which the rows came": not_back,
-                    OTHER_ROWS + ORDER_TWICE: twice,
-                    OTHER_EXPERTS + FLATTEN: by_column,
+                    BY_SOURCE: arrival,
+                    NOT_PUT_BACK: not_back,
+                    ORDER_TWICE: twice,
+                    BY_COLUMN: by_column,
                 }
         together = [rank for members in by_group(groups, world) if len(members) > 1 for rank in members]
         others = [(found[rank][0], value) for rank in together for value in wrong[rank].values()]
@@ -276,11 +280,11 @@ def check_layer_traffic(student, t):
 # -- padded
 
 
-TRANSPOSE = (
+NOT_TRANSPOSED = OTHER_EXPERTS + (
     "the received buffer is (source, expert, row), and the experts need (expert, source · row). A view does "
     "not exchange dimensions, transpose does"
 )
-NOT_BACK = "before the way back the buffer is (source, expert, row) again"
+NOT_TURNED_BACK = OTHER_ROWS + "before the way back the buffer is (source, expert, row) again"
 
 
 def padded_case(
@@ -302,7 +306,7 @@ def padded_case(
         found |= zip(members, moe(*own, None, capacity))
         dropless |= zip(members, moe(*own))
         for rank, neither, not_back in zip(members, *untransposed(*own[:5], capacity)):
-            wrong[rank] = {OTHER_EXPERTS + TRANSPOSE: neither, OTHER_ROWS + NOT_BACK: not_back}
+            wrong[rank] = {NOT_TRANSPOSED: neither, NOT_TURNED_BACK: not_back}
     for rank, got in enumerate(run.results):
         out = t.items(got, 2, "what the layer returns")[0]
         message = "no row is dropped on rank {rank}: each expert gets at most {capacity} rows of a rank"
