@@ -50,7 +50,9 @@ def idea() -> Figure:
     reads = [2, 1, 1, 2, 1, 2]
     for axes, title in ((left, "one by one: through memory each time"), (right, "fused: once in, once out")):
         axes.axis("off")
-        axes.set(xlim=(-0.2, 6.2 if axes is left else 4.2), ylim=(-0.25, 2.2), xticks=[], yticks=[], title=title)
+        axes.set(
+            xlim=(-0.2, 6.2 if axes is left else 4.2), ylim=(-0.25, 2.2), xticks=[], yticks=[], title=title
+        )
         width = 6 if axes is left else 4
         axes.add_patch(FancyBboxPatch((0, 1.6), width - 0.1, 0.4, boxstyle="round,pad=0.05", color=PALE))
         axes.text(width / 2, 1.8, "memory", ha="center", va="center")
@@ -136,12 +138,9 @@ def optimizers(seconds: Mapping[str, float]) -> Figure:
 
 @styled
 def depth(
-    operations: Mapping[str, Mapping[int, int]],
-    seconds: Mapping[str, float],
-    blocks: int,
-    compiled_with: str,
+    operations: Mapping[str, Mapping[int, int]], seconds: Mapping[str, float], blocks: int, compiled_with: str
 ) -> Figure:
-    """Plot the operations in all graphs against the number of blocks, and seconds of compiling for one depth."""
+    """Plot the operations in all graphs against the number of blocks, and the seconds of compiling."""
     left, right = panels(2, width=10.5, height=3.4)
     for (name, line), colour, form in zip(operations.items(), (MUTED, BLUE), ("o--", "s-")):
         left.plot(list(line), list(line.values()), form, color=colour, label=name)

@@ -1,6 +1,7 @@
 """The right answers of the quiz. Never released.
 
-Every requirement of the text is a visible check; in grading the visible checks run again, with the seed of the class.
+Every requirement of the text is a visible check; in grading the visible checks run again, with the seed of
+the class.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ ANSWERS = {
     "q4": Answer("c", "the first size is a constant; when it changes, it is dynamic in the next graph"),
     "q5": Answer(
         "a",
-        "past recompile_limit the inputs that match no compiled graph run eagerly; the others still use their graphs",
+        "past recompile_limit the inputs that match no compiled graph run eagerly; the others still use "
+        "their graphs",
     ),
     "q6": Answer(
         "b", "sizes 0 and 1 are specialised, because they behave differently, for example in broadcasting"
     ),
     "q7": Answer(
         "d",
-        "equal blocks share one graph; the cost is the fusion across block boundaries, of which there is little",
+        "equal blocks share one graph; the cost is the fusion across block boundaries, of which there is "
+        "little",
     ),
     "q8": Answer(
         "b",

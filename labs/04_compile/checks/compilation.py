@@ -1,4 +1,5 @@
-"""The visible checks of this lab. The compiled graphs of a function arrive as data and run here, on new inputs."""
+"""The visible checks of this lab. The compiled graphs of a function arrive as data and run here, on new
+inputs."""
 
 from __future__ import annotations
 
@@ -11,71 +12,46 @@ from dlo_lib.grading.checks.contract import Wrong, check
 from dlo_lib.grading.checks.graphs import Recorded
 from dlo_lib.models.llama import rotation
 
-from .cases import (
-    MODES,
-    adamw_case,
-    as_cheap,
-    as_soon,
-    clip_case,
-    drawn_counts,
-    largest_tensor,
-    lengths_recorded,
-    listed,
-    llama_case,
-    mean_case,
-    misleading_counts,
-    nearest,
-    one_graph,
-    padded_right,
-    the_graph_gives,
-)
-from .scenarios import (
-    asked_why,
-    compiled_adamw,
-    compiled_clip,
-    compiled_mean,
-    compiled_model,
-    compiled_route,
-    compiled_twice,
-)
-from .twins import (
-    added_one_by_one,
-    after_adamw,
-    block,
-    bytes_at_once,
-    bytes_one_by_one,
-    cheapest,
-    cheapest_of_all,
-    clipped,
-    drawn_operations,
-    mean_of,
-    pooled,
-    removed_one_by_one,
-    routed,
-)
+from . import cases, scenarios, twins
+from .cases import as_cheap, as_soon, lengths_recorded, llama_case, one_graph, padded_right, the_graph_gives
 
 # -- 1 · traffic
+
+
+ONE_GRAPH = {
+    "clip": scenarios.compiled_clip,
+    "masked_mean": scenarios.compiled_mean,
+    "route": scenarios.compiled_route,
+    "adamw": scenarios.compiled_adamw,
+}
+
+
+def one_graph_gives(student, t, call: str, inputs: dict[str, Tensor], others: list[tuple]) -> None:
+    """One graph, made with ``inputs``, gives the results of ``others``, pairs of inputs and result."""
+    recorded = one_graph(t, student.ranks(ONE_GRAPH[call], [{"inputs": inputs}]), call)
+    for other, want in others:
+        the_graph_gives(t, recorded, other, want, call)
 
 
 @check("traffic", points=1)
 def check_one_by_one(student, t):
     "Bytes moved when each operation runs separately"
     for _ in range(3):
-        operations, sizes, _ = drawn_operations(t)
-        itemsize = t.choice((2, 4, 8))
-        got = student.eager_bytes(operations, sizes, itemsize)
-        t.equal(got, bytes_one_by_one(operations, sizes, itemsize), "eager_bytes of {number} operations (read the operands, write the result)", number=len(operations))  # fmt: skip
+        operations, sizes, _ = twins.drawn_operations(t)
+        case = operations, sizes, t.choice((2, 4, 8))
+        got, want = student.eager_bytes(*case), twins.bytes_one_by_one(*case)
+        what = "eager_bytes of {number} operations (read the operands, write the result)"
+        t.equal(got, want, what, number=len(operations))
 
 
 @check("traffic", points=2)
 def check_at_once(student, t):
     "Bytes moved by one fused kernel"
+    what = "fused_bytes of {number} operations (each input is read once, other results stay in registers)"
     for _ in range(3):
-        operations, sizes, _ = drawn_operations(t)
-        itemsize, outputs = t.choice((2, 4, 8)), [operations[-1][0]]
-        got = student.fused_bytes(operations, sizes, outputs, itemsize)
-        what = "fused_bytes of {number} operations (each input is read once, intermediate results stay in registers)"
-        t.equal(got, bytes_at_once(operations, sizes, outputs, itemsize), what, number=len(operations))
+        operations, sizes, _ = twins.drawn_operations(t)
+        case = operations, sizes, [operations[-1][0]], t.choice((2, 4, 8))
+        t.equal(student.fused_bytes(*case), twins.bytes_at_once(*case), what, number=len(operations))
 
 
 @check("traffic", points=1)
@@ -84,7 +60,7 @@ def check_an_operand_twice(student, t):
     operations = [("sum", ["x", "y"]), ("square", ["sum", "sum"])]
     sizes = dict.fromkeys(("x", "y", "sum", "square"), t.integer(10, 99))
     got = t.number(student.eager_bytes(operations, sizes, 4), "eager_bytes")
-    t.that(bool(got == bytes_one_by_one(operations, sizes, 4)), "x * x reads x once: it is one tensor.")
+    t.that(bool(got == twins.bytes_one_by_one(operations, sizes, 4)), "x * x reads x once: it is one tensor.")
 
 
 @check("traffic", points=1)
@@ -92,10 +68,11 @@ def check_kept_results(student, t):
     "Each of `outputs` is written, also one that backward needs; an input that no operation uses is not read"
     operations, outputs = [("a", ["x", "bias"]), ("b", ["a", "y"]), ("c", ["b", "a"])], ["a", "c"]
     rows, width = t.integer(3, 30), t.integer(3, 30)
-    sizes = dict.fromkeys(("x", "y", "a", "b", "c"), rows * width) | {"bias": width, "unused": t.integer(5, 50)}
+    sizes = dict.fromkeys(("x", "y", "a", "b", "c"), rows * width)
+    sizes |= {"bias": width, "unused": t.integer(5, 50)}
     got = t.number(student.fused_bytes(operations, sizes, outputs, 4), "fused_bytes")
     message = "A kernel writes each of `outputs` once, and reads only inputs that some operation uses."
-    t.that(bool(got == bytes_at_once(operations, sizes, outputs, 4)), message)
+    t.that(bool(got == twins.bytes_at_once(operations, sizes, outputs, 4)), message)
 
 
 # -- 2 · clip
@@ -104,24 +81,25 @@ def check_kept_results(student, t):
 @check("clip", points=2, seconds=30)
 def check_clip(student, t):
     "One graph, right on both sides of the limit"
-    case = clip_case(t, above=True)
-    others = [{"gradient": t.normal(*case["gradient"].shape), "limit": torch.tensor(limit)} for limit in (0.5, 1000.0)]
-    for other in others:
-        t.close(student.clip(**other), clipped(**other), "clip(gradient, limit={limit:g})", limit=float(other["limit"]))
-    recorded = one_graph(t, student.ranks(compiled_clip, [case]), "clip")
-    for other in others:
-        the_graph_gives(t, recorded, other, clipped(**other), "clip")
+    case, others = cases.clip_case(t, above=True), []
+    for limit in (0.5, 1000.0):
+        other = {"gradient": t.normal(*case["gradient"].shape), "limit": torch.tensor(limit)}
+        want = twins.clipped(**other)
+        t.close(student.clip(**other), want, "clip(gradient, limit={limit:g})", limit=limit)
+        others.append((other, want))
+    one_graph_gives(student, t, "clip", case, others)
 
 
 @check("clip", points=1)
 def check_clip_zeros(student, t):
     "A gradient of zeros stays unchanged"
     large = {"gradient": 3 + t.normal(3, 3).abs(), "limit": torch.tensor(1.0)}
-    message = "not tested yet: a gradient whose norm is above the limit stays unchanged too, see the first checks"
     got = t.tensor(student.clip(**large), "clip(...)", shape=(3, 3))
+    message = "not tested yet: a gradient above the limit stays unchanged too, see the first check"
     t.that(not torch.equal(got, large["gradient"]), message)
     case = {"gradient": torch.zeros(t.integer(2, 5), 3), "limit": torch.tensor(t.uniform(0.1, 2.0))}
-    t.close(student.clip(**case), clipped(**case), "the gradient of zeros (its norm of 0 is in a denominator)")
+    what = "the gradient of zeros (its norm of 0 is in a denominator)"
+    t.close(student.clip(**case), twins.clipped(**case), what)
 
 
 # -- 3 · mean
@@ -131,30 +109,30 @@ def check_clip_zeros(student, t):
 def check_mean(student, t):
     "One graph for any number of true elements in the mask"
     rows, width = t.integer(2, 5), t.integer(4, 9)
-    others = [mean_case(t, rows, width) for _ in range(2)]
-    for other in others:
-        t.close(student.masked_mean(**other), mean_of(**other), "masked_mean of {kept} tokens", kept=int(other["mask"].sum()))
-    recorded = one_graph(t, student.ranks(compiled_mean, [mean_case(t, rows, width)]), "masked_mean")
-    for other in others:
-        the_graph_gives(t, recorded, other, mean_of(**other), "masked_mean")
+    others = []
+    for other in [cases.mean_case(t, rows, width) for _ in range(2)]:
+        want, kept = twins.mean_of(**other), int(other["mask"].sum())
+        t.close(student.masked_mean(**other), want, "masked_mean of {kept} tokens", kept=kept)
+        others.append((other, want))
+    one_graph_gives(student, t, "masked_mean", cases.mean_case(t, rows, width), others)
 
 
 @check("mean", points=1)
 def check_mean_of_nothing(student, t):
     "A mask that is false everywhere gives 0"
-    case = mean_case(t, 3, 5)
+    case = cases.mean_case(t, 3, 5)
     case["mask"] = torch.zeros_like(case["mask"])
-    t.close(student.masked_mean(**case), mean_of(**case), "the mean of zero tokens")
+    t.close(student.masked_mean(**case), twins.mean_of(**case), "the mean of zero tokens")
 
 
 @check("mean", points=1)
 def check_mean_of_infinite(student, t):
     "A masked loss may be infinite"
-    case = mean_case(t, 3, 6)
+    case = cases.mean_case(t, 3, 6)
     case["mask"][1, 2] = False
     case["losses"][1, 2] = float("inf")
     message = "the mean if a masked loss is infinite (infinity times 0 is NaN: select, do not multiply)"
-    t.close(student.masked_mean(**case), mean_of(**case), message)
+    t.close(student.masked_mean(**case), twins.mean_of(**case), message)
 
 
 # -- 4 · route
@@ -165,30 +143,36 @@ def check_route(student, t):
     "One graph for any choice of experts"
     number, width, out, experts = t.integer(5, 9), t.integer(2, 5), t.integer(2, 5), t.integer(2, 4)
     weights = t.normal(experts, width, out)
-    first, *others = [
-        {"tokens": t.normal(number, width), "experts": weights, "choice": t.integers(0, experts - 1, number)} for _ in range(3)
+    first, *drawn = [
+        {"tokens": t.normal(number, width), "experts": weights, "choice": t.integers(0, experts - 1, number)}
+        for _ in range(3)
     ]
-    others.append({**others[0], "choice": torch.full((number,), experts - 1)})  # some experts have no tokens
-    for other in others:
-        t.close(student.route(**other), routed(**other), "route with choice {choice}", choice=other["choice"].tolist(), atol=1e-5)
-    recorded = one_graph(t, student.ranks(compiled_route, [first]), "route")
-    for other in others:
-        the_graph_gives(t, recorded, other, routed(**other), "route")
+    drawn.append({**drawn[0], "choice": torch.full((number,), experts - 1)})  # some experts have no tokens
+    others = []
+    for other in drawn:
+        want, choice = twins.routed(**other), other["choice"].tolist()
+        t.close(student.route(**other), want, "route with choice {choice}", choice=choice, atol=1e-5)
+        others.append((other, want))
+    one_graph_gives(student, t, "route", first, others)
 
 
 @check("route", points=2, seconds=30)
 def check_route_bytes(student, t):
     "No weight matrix is copied for each token"
     number, width, out, experts = t.integer(30, 50), t.integer(12, 16), t.integer(12, 16), t.integer(2, 3)
-    case = {"tokens": t.normal(number, width), "experts": t.normal(experts, width, out), "choice": t.integers(0, experts - 1, number)}
-    t.close(student.route(**case), routed(**case), "route of {number} tokens", number=number, atol=1e-5)
-    largest = largest_tensor(Recorded.read(student.ranks(compiled_route, [case]).results[0]), case)
+    case = {"tokens": t.normal(number, width), "experts": t.normal(experts, width, out)}
+    case["choice"] = t.integers(0, experts - 1, number)
+    t.close(student.route(**case), twins.routed(**case), "route of {number} tokens", number=number, atol=1e-5)
+    recorded = Recorded.read(student.ranks(scenarios.compiled_route, [{"inputs": case}]).results[0])
+    largest = cases.largest_tensor(recorded, case)
     most = max(experts * width * out, number * experts * max(width, out))
     message = (
-        "{number} tokens, {experts} experts of {width} x {out}: the graph makes a tensor of {largest} elements, {most} are enough. "
-        "An index such as experts[choice] copies one matrix per token: multiply first, then choose among the results."
+        "{number} tokens, {experts} experts of {width} x {out}: the graph makes a tensor of {largest} "
+        "elements, {most} are enough. An index such as experts[choice] copies one matrix per token: "
+        "multiply first, then choose among the results."
     )
-    t.that(bool(largest <= most), message, number=number, experts=experts, width=width, out=out, largest=largest, most=most)
+    sizes = {"number": number, "experts": experts, "width": width, "out": out}
+    t.that(bool(largest <= most), message, **sizes, largest=largest, most=most)
 
 
 # -- options
@@ -198,31 +182,18 @@ def check_route_bytes(student, t):
 def check_why_broken(student, t):
     "The reason of a break, None for one graph, and other errors are raised"
     x = t.normal(t.integer(2, 5), 3)
-    found = student.ranks(asked_why, [{"x": x}]).results[0]
+    found = student.ranks(scenarios.asked_why, [{"x": x}]).results[0]
     t.that(type(found) is dict, "the result is not a dict")
-    t.that(found.get("whole") is None, "a function without a break: why_broken returned {got}, expected None", got=found.get("whole"))
-    for name, what in (
-        ("branch", "an `if` on a tensor"),
-        ("broken", "a call of graph_break()"),
-        ("sized", "a size that depends on values"),
-    ):
-        got = found.get(name)
-        message = "a function with {what}: why_broken raised {got}. A break raises Unsupported or UserError: catch both."
-        t.that(type(got) is not dict, message, what=what, got=got.get("raised") if type(got) is dict else "")
-        t.that(
-            got is not None,
-            "a function with {what}: why_broken returned None. Is fullgraph=True set? Without it a break is no error.",
-            what=what,
-        )
-        t.that(
-            type(got) is str and bool(got.strip()),
-            "a function with {what}: return the first line of the error as text, not {got}",
-            what=what,
-            got=got,
-        )
-        t.that("\n" not in got, "why_broken returned several lines: return the first line of the error")
-    t.that(found.get("branch") != found.get("broken"), "two different breaks have the same reason: return the text of the error")
-    message = "A product of matrices with wrong shapes was reported as a break, {got}: catch only Unsupported and UserError."
+    message = "a function without a break: why_broken returned {got}, expected None"
+    t.that(found.get("whole") is None, message, got=found.get("whole"))
+    same_reason(t, found.get("branch"), "an `if` on a tensor")
+    same_reason(t, found.get("broken"), "a call of graph_break()")
+    same_reason(t, found.get("sized"), "a size that depends on values")
+    message = "two different breaks have the same reason: return the text of the error"
+    t.that(found.get("branch") != found.get("broken"), message)
+    message = (
+        "A product with wrong shapes was reported as a break, {got}: catch only Unsupported and UserError."
+    )
     t.that(type(found.get("shapes")) is dict, message, got=found.get("shapes"))
 
 
@@ -238,8 +209,11 @@ def check_environment(student, t):
             t.that(not got, "Nothing is to be logged: the dict should be empty, not {got}", got=got)
             continue
         text = got.get("TORCH_LOGS")
-        t.that(type(text) is str and len(got) == 1, "job_environment(...) is {got}: one variable, TORCH_LOGS, with text", got=got)
-        message = "job_environment{wanted} is {got}: TORCH_LOGS should name {want}, separated by commas without spaces"
+        message = "job_environment(...) is {got}: one variable, TORCH_LOGS, with text"
+        t.that(type(text) is str and len(got) == 1, message, got=got)
+        message = (
+            "job_environment{wanted} is {got}: TORCH_LOGS needs {want}, separated by commas without spaces"
+        )
         t.that(sorted(text.split(",")) == sorted(want), message, wanted=wanted, got=got, want=sorted(want))
 
 
@@ -249,21 +223,19 @@ def check_mode(student, t):
     for gpu, fixed, launches, patient in t.shuffled(list(itertools.product((False, True), repeat=4))):
         got = student.mode_for(gpu, fixed, launches, patient)
         call = f"mode_for(gpu={gpu}, fixed_shapes={fixed}, launches_limit={launches}, patient={patient})"
-        t.that(type(got) is str and got in MODES, "{call} returned {got}: return one of the four modes", call=call, got=got)
+        message = "{call} returned {got}: return one of the four modes"
+        t.that(type(got) is str and got in cases.MODES, message, call=call, got=got)
         with_graphs = got in ("reduce-overhead", "max-autotune")
         t.that(not with_graphs or gpu, "{call} returned {got}: CUDA graphs need a GPU.", call=call, got=got)
-        t.that(not with_graphs or fixed, "{call} returned {got}: CUDA graphs need fixed shapes.", call=call, got=got)
-        t.that(
-            got.startswith("max") is patient,
-            "{call} returned {got}: only with patience a mode may take minutes, and then it should.",
-            call=call,
-            got=got,
-        )
+        message = "{call} returned {got}: CUDA graphs need fixed shapes."
+        t.that(not with_graphs or fixed, message, call=call, got=got)
+        message = "{call} returned {got}: only with patience a mode may take minutes, and then it should."
+        t.that(got.startswith("max") is patient, message, call=call, got=got)
         needed = gpu and fixed and (launches or patient)
-        want = MODES[2 * patient + needed]
+        want = cases.MODES[2 * patient + needed]
         message = (
-            "{call} returned {got}, expected {want}: on a GPU with fixed shapes, CUDA graphs are used with patience always, "
-            "without patience only if launches are the limit"
+            "{call} returned {got}, expected {want}: on a GPU with fixed shapes, CUDA graphs are used with "
+            "patience always, without patience only if launches are the limit"
         )
         t.that(with_graphs is needed, message, call=call, got=got, want=want)
 
@@ -271,27 +243,39 @@ def check_mode(student, t):
 # -- 5 · state
 
 
+def same_reason(t, got: object, what: str) -> None:
+    """The reason of a break is a line of text."""
+    message = "a function with {what}: why_broken raised {got}: catch both Unsupported and UserError."
+    t.that(type(got) is not dict, message, what=what, got=got.get("raised") if type(got) is dict else "")
+    message = "a function with {what}: why_broken returned None. Is fullgraph=True set?"
+    t.that(got is not None, message, what=what)
+    message = "a function with {what}: return the first line of the error as text, not {got}"
+    t.that(type(got) is str and bool(got.strip()), message, what=what, got=got)
+    t.that("\n" not in got, "why_broken returned several lines: return the first line of the error")
+
+
 @check("state", points=3, seconds=30)
 def check_blocks_share(student, t):
     "All blocks run one graph at every step"
     number, width = t.integer(3, 5), t.integer(3, 6)
     x, weights = t.normal(4, width), [t.normal(width, width) for _ in range(number)]
-    run = student.ranks(compiled_twice, [{"x": x, "weights": weights}])
-    recorded = Recorded.read(run.results[0])
-    needed = "{number} blocks, called twice, needed {graphs} graphs: "
-    if type(run.results[0]) is dict and run.results[0].get("plain") is True:
-        message = (
-            needed + "`calls` is a Python number that changes with each call, and a constant of its graph. Make it a tensor (a buffer)"
-        )
-        t.that(len(recorded.graphs) == 1, message, number=number, graphs=len(recorded.graphs))
-    message = needed + "a Python number that differs between blocks is a constant of its graph. One graph is enough if it is a tensor"
+    (result,) = student.ranks(scenarios.compiled_twice, [{"x": x, "weights": weights}]).results
+    recorded = Recorded.read(result)
+    plain = (
+        "`calls` is a Python number that changes with each call, a constant of its graph. Make it a buffer"
+    )
+    differs = "a Python number that differs between blocks is a constant of its graph. Make it a tensor"
+    why = plain if type(result) is dict and result.get("plain") is True else differs
+    message = "{number} blocks, called twice, needed {graphs} graphs: " + why
     t.that(len(recorded.graphs) == 1, message, number=number, graphs=len(recorded.graphs))
-    t.that(len(recorded.calls) == 2 * number, "the graph ran {calls} times, not once per call", calls=len(recorded.calls))
+    message = "the graph ran {calls} times, not once per call"
+    t.that(len(recorded.calls) == 2 * number, message, calls=len(recorded.calls))
     other = t.normal(4, width)
     for call, (index, weight) in zip(recorded.calls, [*enumerate(weights)] * 2):
-        same = nearest(recorded.replayed(call, {"x": other}), block(other, weight, index))
-        t.that(same is not None, "the graph of block {index} has no output of the shape of x", index=index)
-        t.close(same, block(other, weight, index), "the output of block {index}", index=index, atol=1e-5)
+        want = twins.block(other, weight, index)
+        output = cases.nearest(recorded.replayed(call, {"x": other}), want)
+        t.that(output is not None, "the graph of block {index} has no output of the shape of x", index=index)
+        t.close(output, want, "the output of block {index}", index=index, atol=1e-5)
 
 
 @check("state", points=1, seconds=30)
@@ -299,9 +283,10 @@ def check_calls_are_counted(student, t):
     "Each block still counts its calls"
     width, number = t.integer(3, 6), t.integer(2, 3)
     case = {"x": t.normal(4, width), "weights": [t.normal(width, width) for _ in range(number)]}
-    got = student.ranks(compiled_twice, [case]).results[0]
+    (got,) = student.ranks(scenarios.compiled_twice, [case]).results
     counted = got.get("counted") if type(got) is dict else None
-    t.that(counted == [2] * number, "After two calls `calls` should be 2: a graph can change a buffer in place.")
+    message = "After two calls `calls` should be 2: a graph can change a buffer in place."
+    t.that(counted == [2] * number, message)
 
 
 # -- 6 · dynamic
@@ -311,21 +296,23 @@ def check_calls_are_counted(student, t):
 def check_one_graph_for_all_lengths(student, t):
     "One graph for four lengths, which also fits a fifth"
     recorded, batch, width = lengths_recorded(student, t)
-    message = "four lengths needed {graphs} graphs: mark the length as dynamic before the first call; it is dimension 1"
+    message = "four lengths needed {graphs} graphs: mark dimension 1 as dynamic before the first call"
     t.that(len(recorded.graphs) == 1 and bool(recorded.calls), message, graphs=len(recorded.graphs))
     other = t.normal(batch, t.integer(17, 40), width)
     given = {f"x{index}": other for index in range(4)}
-    the_graph_gives(t, recorded, given, pooled(other), "the function")
+    the_graph_gives(t, recorded, given, twins.pooled(other), "the function")
 
 
 @check("dynamic", points=1, seconds=30)
 def check_only_the_length(student, t):
     "The batch size stays a constant"
     recorded, _, _ = lengths_recorded(student, t)
-    t.that(len(recorded.graphs) == 1, "not tested yet: the length is not dynamic from the first call, see the first check")
-    opened = [given.get("size") for graph in recorded.graphs for given in listed(graph, "inputs")]
+    message = "not tested yet: the length is not dynamic from the first call, see the first check"
+    t.that(len(recorded.graphs) == 1, message)
+    opened = [given.get("size") for graph in recorded.graphs for given in cases.listed(graph, "inputs")]
     dims = {size[1] for size in opened if type(size) is list and len(size) == 2 and type(size[1]) is int}
-    t.that(dims <= {1}, "Mark only the dimension that changes: the compiler can use the sizes that are constant.")
+    message = "Mark only the dimension that changes: the compiler can use the sizes that are constant."
+    t.that(dims <= {1}, message)
 
 
 # -- 7 · pad
@@ -336,7 +323,8 @@ def check_pad(student, t):
     "The smallest bucket that fits, and padding that the loss ignores"
     for _ in range(3):
         first = t.integer(4, 9)
-        padded_right(student, t, t.integer(2, first - 1) + t.choice((0, first)), [first, 2 * first, 4 * first])
+        length = t.integer(2, first - 1) + t.choice((0, first))
+        padded_right(student, t, length, [first, 2 * first, 4 * first])
 
 
 @check("pad", points=1)
@@ -355,20 +343,18 @@ def check_pad_edges(student, t):
 def check_cheapest(student, t):
     "Few lengths: no other choice is cheaper"
     for padded in (0.02, 0.3, 1.5):  # from one bucket to many
-        counts = drawn_counts(t, 10, 60)
-        compile_seconds = t.uniform(2.0, 6.0)
-        token_seconds = padded * compile_seconds / (30 * max(counts))
-        least = cheapest_of_all(counts, compile_seconds, token_seconds)
-        as_cheap(student, t, counts, compile_seconds, token_seconds, least)
-    counts, compile_seconds, token_seconds = misleading_counts(t, added_one_by_one, removed_one_by_one)
-    as_cheap(student, t, counts, compile_seconds, token_seconds, cheapest(counts, compile_seconds, token_seconds))
+        counts, compile_seconds = cases.drawn_counts(t, 10, 60), t.uniform(2.0, 6.0)
+        case = counts, compile_seconds, padded * compile_seconds / (30 * max(counts))
+        as_cheap(student, t, case, twins.cheapest_of_all(*case))
+    case = cases.misleading_counts(t, twins.added_one_by_one, twins.removed_one_by_one)
+    as_cheap(student, t, case, twins.cheapest(*case))
 
 
 @check("buckets", points=2, seconds=20)
 def check_cheapest_of_many(student, t):
     "Many lengths, and a compilation that costs nothing"
-    counts, token_seconds = drawn_counts(t, 60, 400), t.uniform(1e-4, 1e-3)
-    as_cheap(student, t, counts, 0.0, token_seconds, cheapest(counts, 0.0, token_seconds))
+    case = cases.drawn_counts(t, 60, 400), 0.0, t.uniform(1e-4, 1e-3)
+    as_cheap(student, t, case, twins.cheapest(*case))
 
 
 # -- 9 · optimizer
@@ -377,28 +363,34 @@ def check_cheapest_of_many(student, t):
 @check("optimizer", points=2)
 def check_adamw_values(student, t):
     "Five steps with a changing learning rate, with the same values as torch"
-    settings = {name: t.number(student.get(name.upper()), name.upper()) for name in ("beta1", "beta2", "eps", "decay")}
+    constants = ("beta1", "beta2", "eps", "decay")
+    settings = {name: t.number(student.get(name.upper()), name.upper()) for name in constants}
     parameter = t.normal(t.integer(2, 5), 3)
-    gradients, rates = [t.normal(*parameter.shape) for _ in range(5)], [t.uniform(1e-3, 1e-1) for _ in range(5)]
+    gradients, rates = (
+        [t.normal(*parameter.shape) for _ in range(5)],
+        [t.uniform(1e-3, 1e-1) for _ in range(5)],
+    )
+    what = "the parameter after step {number} (weight decay shrinks the parameter itself, not the gradient)"
     got, first, second = parameter, torch.zeros_like(parameter), torch.zeros_like(parameter)
     for number, (gradient, rate) in enumerate(zip(gradients, rates), 1):
         taken = student.adamw(got, gradient, first, second, torch.tensor(float(number)), torch.tensor(rate))
-        got, first, second = (
-            t.tensor(each, "a result of adamw", shape=parameter.shape) for each in t.items(taken, 3, "the results of adamw")
-        )
-        want = after_adamw(parameter, gradients[:number], rates[:number], settings)
-        t.close(got, want, "the parameter after step {number} (weight decay shrinks the parameter itself and is not part of the gradient)", number=number, atol=1e-5)  # fmt: skip
+        got, first, second = taken = t.items(taken, 3, "the results of adamw")
+        for each in taken:
+            t.tensor(each, "a result of adamw", shape=parameter.shape)
+        want = twins.after_adamw(parameter, gradients[:number], rates[:number], settings)
+        t.close(got, want, what, number=number, atol=1e-5)
 
 
 @check("optimizer", points=3, seconds=30)
 def check_adamw_graph(student, t):
     "One graph for every step and every learning rate"
     rows, width = t.integer(2, 5), t.integer(2, 5)
-    recorded = one_graph(t, student.ranks(compiled_adamw, [{"inputs": adamw_case(t, rows, width)}]), "adamw")
-    for _ in range(2):
-        other = adamw_case(t, rows, width)
-        for each in t.items(student.adamw(**other), 3, "the results of adamw"):
-            the_graph_gives(t, recorded, other, t.tensor(each, "a result of adamw"), "adamw")
+    first, *drawn = [cases.adamw_case(t, rows, width) for _ in range(3)]
+    others = []
+    for other in drawn:
+        results = t.items(student.adamw(**other), 3, "the results of adamw")
+        others += [(other, t.tensor(each, "a result of adamw")) for each in results]
+    one_graph_gives(student, t, "adamw", first, others)
 
 
 # -- 10 · blocks
@@ -408,7 +400,7 @@ def check_adamw_graph(student, t):
 def check_blocks(student, t):
     "One graph of one block, for all blocks"
     model, case = llama_case(t)
-    run = student.ranks(compiled_model, [case])
+    run = student.ranks(scenarios.compiled_model, [case])
     got = run.results[0]
     if type(got) is not dict or "logits" not in got:
         raise Wrong("the compiled model returned no logits")
@@ -417,31 +409,38 @@ def check_blocks(student, t):
     recorded, number = Recorded.read(got), case["config"].num_layers
     graphs, calls = len(recorded.graphs), len(recorded.calls)
     t.that(graphs > 0, "nothing is compiled: no call of the model ran a graph")
-    deep = "one graph ran {calls} times for {number} blocks: compiled as a whole, the graph holds every block and grows with the depth"
+    deep = (
+        "one graph ran {calls} times for {number} blocks: compiled as a whole, the graph holds every block "
+        "and grows with the depth"
+    )
     t.that(graphs > 1 or calls == number, deep, calls=calls, number=number)
-    own = "{number} blocks have {graphs} graphs: with the same code and the same backend object, the second block finds the graph of the first"
+    own = (
+        "{number} blocks have {graphs} graphs: with the same code and the same backend object, the second "
+        "block finds the graph of the first"
+    )
     t.that(graphs == 1, own, number=number, graphs=graphs)
     weights = {name: value.detach() for name, value in model.named_parameters()}
     for index, call in enumerate(recorded.calls):
-        given = [arg.get("value") for arg in listed(call, "args")]
+        given = [arg.get("value") for arg in cases.listed(call, "args")]
         hidden = next((arg for arg in given if isinstance(arg, Tensor) and arg.dim() == 3), None)
         t.that(hidden is not None, "the graph of block {index} did not receive the hidden state", index=index)
         with torch.no_grad():
             want = model.layers[index](hidden, *rotation(case["config"], hidden.shape[1], hidden))
-        same = nearest(recorded.replayed(call, weights), want)
-        t.that(same is not None and torch.allclose(same, want, atol=1e-4), "the graph does not compute block {index}", index=index)
+        same = cases.nearest(recorded.replayed(call, weights), want)
+        message = "the graph does not compute block {index}"
+        t.that(same is not None and torch.allclose(same, want, atol=1e-4), message, index=index)
 
 
 @check("blocks", points=1, seconds=40)
 def check_names_stay(student, t):
     "A checkpoint still fits"
     model, case = llama_case(t)
-    got = student.ranks(compiled_model, [case]).results[0]
-    t.that(len(Recorded.read(got).graphs) > 0, "not tested yet: nothing is compiled, no call of the model ran a graph")
+    got = student.ranks(scenarios.compiled_model, [case]).results[0]
+    message = "not tested yet: nothing is compiled, no call of the model ran a graph"
+    t.that(len(Recorded.read(got).graphs) > 0, message)
     names = got.get("names") if type(got) is dict else None
-    t.that(
-        names == list(model.state_dict()), "After compiling, the parameters have other names: a module that wraps a block adds a prefix."
-    )
+    message = "After compiling, the parameters have other names: a module that wraps a block adds a prefix."
+    t.that(names == list(model.state_dict()), message)
 
 
 # -- 11 · break-even

@@ -1,4 +1,5 @@
-"""The twin of each step: it computes the same numbers differently, with branches, loops and plain Python where they are clearest."""
+"""The twin of each step: it computes the same numbers differently, with branches, loops and plain Python
+where they are clearest."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ Operation = tuple[str, list[str]]
 
 
 def drawn_operations(t, most: int = 7) -> tuple[list[Operation], dict[str, int], list[str]]:
-    """A chain with side branches: operations, elements of each tensor, and the results to write. Every input is used, one twice."""
+    """A chain with side branches: operations, elements of each tensor, and the results to write. Every input
+    is used, one twice."""
     rows, width = t.integer(3, 40), t.integer(3, 40)
     inputs = {"x": rows * width, "bias": width, "y": rows * width}
     operations: list[Operation] = []
@@ -39,7 +41,9 @@ def bytes_one_by_one(operations: Sequence[Operation], sizes: Mapping[str, int], 
     return total
 
 
-def bytes_at_once(operations: Sequence[Operation], sizes: Mapping[str, int], outputs: Sequence[str], itemsize: int) -> int:
+def bytes_at_once(
+    operations: Sequence[Operation], sizes: Mapping[str, int], outputs: Sequence[str], itemsize: int
+) -> int:
     """The bytes of one kernel for all operations."""
     made = {result for result, _ in operations}
     needed = set().union(*(operands for _, operands in operations)) - made
@@ -70,11 +74,13 @@ def pooled(x: Tensor) -> Tensor:
     return x.flatten(0, 1).cumsum(0).view(x.shape).mean(1)
 
 
-def after_adamw(parameter: Tensor, gradients: Sequence[Tensor], rates: Sequence[float], settings: Mapping[str, float]) -> Tensor:
+def after_adamw(
+    parameter: Tensor, gradients: Sequence[Tensor], rates: Sequence[float], settings: Mapping[str, float]
+) -> Tensor:
     """The parameter after one step of torch's AdamW per gradient."""
     weight = torch.nn.Parameter(parameter.clone())
-    betas = (settings["beta1"], settings["beta2"])
-    optimizer = torch.optim.AdamW([weight], betas=betas, eps=settings["eps"], weight_decay=settings["decay"], foreach=False)
+    options = {"eps": settings["eps"], "weight_decay": settings["decay"], "foreach": False}
+    optimizer = torch.optim.AdamW([weight], betas=(settings["beta1"], settings["beta2"]), **options)
     for gradient, rate in zip(gradients, rates):
         optimizer.param_groups[0]["lr"] = rate
         weight.grad = gradient.clone()
@@ -82,7 +88,9 @@ def after_adamw(parameter: Tensor, gradients: Sequence[Tensor], rates: Sequence[
     return weight.detach()
 
 
-def cost(buckets: Sequence[int], counts: Mapping[int, int], compile_seconds: float, token_seconds: float) -> float:
+def cost(
+    buckets: Sequence[int], counts: Mapping[int, int], compile_seconds: float, token_seconds: float
+) -> float:
     """Seconds of compiling and of computing; infinite if a length fits into no bucket."""
     total = compile_seconds * len(buckets)
     for length, number in counts.items():
@@ -95,7 +103,8 @@ def cost(buckets: Sequence[int], counts: Mapping[int, int], compile_seconds: flo
 def cheapest_of_all(counts: dict[int, int], compile_seconds: float, token_seconds: float) -> float:
     """The least cost over all choices, for few lengths."""
     *others, longest = sorted(counts)
-    choices = (chosen for number in range(len(others) + 1) for chosen in itertools.combinations(others, number))
+    numbers = range(len(others) + 1)
+    choices = itertools.chain(*(itertools.combinations(others, number) for number in numbers))
     return min(cost((*chosen, longest), counts, compile_seconds, token_seconds) for chosen in choices)
 
 
@@ -112,7 +121,8 @@ def added_one_by_one(counts: Mapping[int, int], compile_seconds: float, token_se
 
 
 def removed_one_by_one(counts: Mapping[int, int], compile_seconds: float, token_seconds: float) -> float:
-    """The cost when every length has a bucket first, and the bucket that saves least is removed again and again."""
+    """The cost when every length has a bucket first, and the bucket that saves least is removed again and
+    again."""
     buckets = sorted(counts)
     while True:
         found = cost(buckets, counts, compile_seconds, token_seconds)
