@@ -55,8 +55,11 @@ def landscape(searches: Mapping[str, Sequence[Sequence[float]]]) -> Figure:
 
 
 @styled
-def best_losses(found: Mapping[str, Sequence[float]], label: str, predicted: Predicted, *, log: bool = False) -> Figure:
-    """Plot the best loss of every repeat as a dot, their median as a line, and predicted means, for each method."""
+def best_losses(
+    found: Mapping[str, Sequence[float]], label: str, predicted: Predicted, *, log: bool = False
+) -> Figure:
+    """Plot the best loss of every repeat as a dot, their median as a line, and predicted means, for each
+    method."""
     (axes,) = panels(width=8, height=0.6 * len(found) + 1.2)
     spread = torch.Generator().manual_seed(0)
     for place, (losses, style) in enumerate(zip(found.values(), METHODS)):
@@ -104,7 +107,8 @@ def improvement(
 
 @styled
 def best_so_far(curves: Mapping[str, Sequence[Sequence[float]]], start: int, predicted: Predicted) -> Figure:
-    """Plot the best loss after each training: the median over the repeats, the quartiles, and predictions of the last mean."""
+    """Plot the best loss after each training: the median over the repeats, the quartiles, and predictions of
+    the last mean."""
     (axes,) = panels(width=8)
     for (name, runs), style in zip(curves.items(), METHODS):
         best = torch.tensor(runs).double().cummin(1).values
@@ -128,7 +132,9 @@ def curves(pool: Sequence[Sequence[float]], rates: Sequence[float]) -> Figure:
 
     colours = ScalarMappable(LogNorm(*trainings.LEARNING_RATE), "plasma")
     left, right = panels(2, width=11)
-    order = sorted(zip(pool, rates), key=lambda each: math.inf if math.isnan(each[0][-1]) else each[0][-1], reverse=True)
+    order = sorted(
+        zip(pool, rates), key=lambda each: math.inf if math.isnan(each[0][-1]) else each[0][-1], reverse=True
+    )
     for losses, rate in order:  # the best curves lie on top
         left.plot(range(1, len(losses) + 1), losses, color=colours.to_rgba(rate), lw=0.8, alpha=0.7)
     left.set(xscale="log", yscale="log")
@@ -147,10 +153,7 @@ def curves(pool: Sequence[Sequence[float]], rates: Sequence[float]) -> Figure:
 
 @styled
 def population(
-    history: Sequence[Sequence[float]],
-    families: Sequence[Sequence[int]],
-    losses: Sequence[float],
-    every: int,
+    history: Sequence[Sequence[float]], families: Sequence[Sequence[int]], losses: Sequence[float], every: int
 ) -> Figure:
     """Plot the learning rate of every member over the epochs, and in colour the ancestry of the best one."""
     (axes,) = panels(width=8)
@@ -184,7 +187,9 @@ def optuna_timeline(study: Any) -> Figure:
     start = date2num(min(trial.datetime_start for trial in study.trials))
     most = 86400 * (axes.get_xlim()[1] - start)
     seconds = [tick for tick in MaxNLocator(6).tick_values(0, most) if 0 <= tick <= most]
-    axes.set_xticks([start + tick / 86400 for tick in seconds], [f"{tick:g}" for tick in seconds], rotation=0, ha="center")
+    axes.set_xticks(
+        [start + tick / 86400 for tick in seconds], [f"{tick:g}" for tick in seconds], rotation=0, ha="center"
+    )
     axes.figure.set_size_inches(9, 3.8)
     pyplot.close(axes.figure)
     return finish(axes, "x", xlabel="seconds since the first trial began", ylabel="trial")

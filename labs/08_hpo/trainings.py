@@ -1,7 +1,9 @@
-"""The objectives of this lab: a landscape given by a formula, and real trainings of many small networks on handwritten digits.
+"""The objectives of this lab: a landscape given by a formula, and real trainings of many small networks on
+handwritten digits.
 
-All networks have one shape, and each has its own learning rate and weight decay. Batched products, (models, batch, 64) with
-(models, 64, hidden), train them at once: this takes seconds, and would take minutes one after the other.
+All networks have one shape, and each has its own learning rate and weight decay. Batched products, (models,
+batch, 64) with (models, 64, hidden), train them at once: this takes seconds, and would take minutes one after
+the other.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ LEARNING_RATE, WEIGHT_DECAY = (1e-4, 3.0), (1e-6, 1e-1)  # both searched on a lo
 
 
 def landscape(learning_rate: float, weight_decay: float) -> float:
-    """The loss of a simulated training: a narrow valley in the learning rate, a shallow one in the weight decay."""
+    """The loss of a simulated training: a narrow valley in the learning rate, a shallow one in the weight
+    decay."""
     u = math.log(learning_rate / LEARNING_RATE[0]) / math.log(LEARNING_RATE[1] / LEARNING_RATE[0])
     v = math.log(weight_decay / WEIGHT_DECAY[0]) / math.log(WEIGHT_DECAY[1] / WEIGHT_DECAY[0])
     valley = math.exp(-(((u - 0.63 + 0.12 * (v - 0.5)) / 0.08) ** 2))
@@ -31,7 +34,8 @@ def landscape(learning_rate: float, weight_decay: float) -> float:
 
 @dataclass(frozen=True)
 class Digits:
-    """Images (n, 64) and labels (n,), for training and for the choice of hyperparameters. The test images are not used."""
+    """Images (n, 64) and labels (n,), for training and for the choice of hyperparameters. The test images are
+    not used."""
 
     train: tuple[Tensor, Tensor]
     valid: tuple[Tensor, Tensor]
@@ -57,18 +61,26 @@ class Networks:
         generator = torch.Generator().manual_seed(seed)
         shapes = [(count, 64, hidden), (count, 1, hidden), (count, hidden, 10), (count, 1, 10)]
         bounds = [64, 64, hidden, hidden]
-        weights = tuple((2 * torch.rand(*shape, generator=generator) - 1) / math.sqrt(fan) for shape, fan in zip(shapes, bounds))
+        weights = tuple(
+            (2 * torch.rand(*shape, generator=generator) - 1) / math.sqrt(fan)
+            for shape, fan in zip(shapes, bounds)
+        )
         return cls(weights, tuple(torch.zeros_like(weight) for weight in weights))
 
     def copies(self, parents: list[int]) -> Networks:
         """Return networks of which number i is a copy of network ``parents[i]``, velocities included."""
         return replace(
-            self, weights=tuple(each[parents] for each in self.weights), velocities=tuple(each[parents] for each in self.velocities)
+            self,
+            weights=tuple(each[parents] for each in self.weights),
+            velocities=tuple(each[parents] for each in self.velocities),
         )
 
 
-def train_epoch(networks: Networks, data: Digits, learning_rates: Tensor, weight_decays: Tensor, seed: int) -> tuple[Networks, Tensor]:
-    """Train all networks for one epoch of SGD with momentum; return them and their validation losses (networks,), NaN after divergence."""
+def train_epoch(
+    networks: Networks, data: Digits, learning_rates: Tensor, weight_decays: Tensor, seed: int
+) -> tuple[Networks, Tensor]:
+    """Train all networks for one epoch of SGD with momentum; return them and their validation losses
+    (networks,), NaN after divergence."""
     images, labels = data.train
     weights = [each.clone().requires_grad_() for each in networks.weights]
     velocities = [each.clone() for each in networks.velocities]
@@ -100,4 +112,8 @@ def _losses(weights: list[Tensor], images: Tensor, labels: Tensor) -> Tensor:
     hidden = torch.relu(images @ w1 + b1)  # (networks, batch, hidden)
     logits = hidden @ w2 + b2
     count, batch = len(w1), len(images)
-    return F.cross_entropy(logits.reshape(count * batch, 10), labels.repeat(count), reduction="none").view(count, batch).mean(1)
+    return (
+        F.cross_entropy(logits.reshape(count * batch, 10), labels.repeat(count), reduction="none")
+        .view(count, batch)
+        .mean(1)
+    )

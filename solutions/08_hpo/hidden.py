@@ -1,6 +1,7 @@
 """The right answers of the quiz. Never released.
 
-Every requirement of the text is a visible check; in grading the visible checks run again, with the seed of the class.
+Every requirement of the text is a visible check; in grading the visible checks run again, with the seed of
+the class.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ ANSWERS = {
     ),
     "q4": Answer(
         "d",
-        "early losses that predict little discard good trials; Hyperband has brackets that start with more resource",
+        "early losses that predict little discard good trials; Hyperband has brackets that start with more "
+        "resource",
     ),
     "q5": Answer("b", "0 is inside the interval: these repeats do not determine the sign"),
 }

@@ -1,4 +1,5 @@
-"""The references of the checks, which are the Gaussian process, rungs and brackets of the library, and their random cases."""
+"""The references of the checks, which are the Gaussian process, rungs and brackets of the library, and their
+random cases."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ LENGTHS, NOISE = [0.05, 0.1, 0.2, 0.4, 0.8], 1e-4
 
 
 @twin
-def predicted(points: Tensor, values: Tensor, new: Tensor, length: float, noise: float) -> tuple[Tensor, Tensor]:
+def predicted(
+    points: Tensor, values: Tensor, new: Tensor, length: float, noise: float
+) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation of the library's process."""
     return GaussianProcess.of(Kernel(length, 1.0, noise), points, values).predict(new)
 
@@ -21,7 +24,8 @@ def predicted(points: Tensor, values: Tensor, new: Tensor, length: float, noise:
 @twin
 def likelihoods(points: Tensor, values: Tensor, lengths: tuple[float, ...], noise: float) -> list[float]:
     """log p(values) for each length."""
-    return [GaussianProcess.of(Kernel(length, 1.0, noise), points, values).log_likelihood for length in lengths]
+    kernels = [Kernel(length, 1.0, noise) for length in lengths]
+    return [GaussianProcess.of(kernel, points, values).log_likelihood for kernel in kernels]
 
 
 @twin
@@ -32,7 +36,8 @@ def improvement(mean: Tensor, std: Tensor, best: float) -> Tensor:
 
 @twin
 def standing(points: Tensor, values: Tensor, candidates: Tensor, correction: int) -> tuple[Tensor, Tensor]:
-    """Mean and deviation at ``candidates`` with the most probable of LENGTHS, for ``values`` standardised by N - ``correction``."""
+    """Mean and deviation at ``candidates`` with the most probable of LENGTHS, for ``values`` standardised by
+    N - ``correction``."""
     scaled = standardised(values, correction)
     told = likelihoods(points, scaled, tuple(LENGTHS), NOISE)
     return predicted(points, scaled, candidates, LENGTHS[told.index(max(told))], NOISE)
@@ -41,7 +46,8 @@ def standing(points: Tensor, values: Tensor, candidates: Tensor, correction: int
 @twin
 def improvements(points: Tensor, values: Tensor, candidates: Tensor, correction: int) -> Tensor:
     """EI at ``candidates``, for ``values`` standardised by N - ``correction``."""
-    return expected_improvement(*standing(points, values, candidates, correction), float(standardised(values, correction).min()))
+    best = float(standardised(values, correction).min())
+    return expected_improvement(*standing(points, values, candidates, correction), best)
 
 
 # -- known mistakes
@@ -58,10 +64,13 @@ def similarity(a: Tensor, b: Tensor, length: float) -> Tensor:
     return torch.exp(-torch.cdist(a, b).square() / (2 * length**2))
 
 
-def flooded(points: Tensor, values: Tensor, new: Tensor, length: float, noise: float) -> tuple[Tensor, Tensor]:
+def flooded(
+    points: Tensor, values: Tensor, new: Tensor, length: float, noise: float
+) -> tuple[Tensor, Tensor]:
     """Mean and deviation if the noise is added to every entry of the kernel."""
-    across, inverse = similarity(new, points, length), torch.linalg.pinv(similarity(points, points, length) + noise)
-    return across @ inverse @ values, (1 - (across @ inverse * across).sum(1)).clamp(min=0).sqrt()
+    across = similarity(new, points, length)
+    weights = across @ torch.linalg.pinv(similarity(points, points, length) + noise)
+    return weights @ values, (1 - (weights * across).sum(1)).clamp(min=0).sqrt()
 
 
 def density_of(mean: Tensor, std: Tensor, best: float) -> Tensor:
@@ -85,9 +94,9 @@ def cube(t, count: int, dimensions: int) -> Tensor:
 
 def wavy(t, points: Tensor) -> Tensor:
     """Standardised values of a smooth function at ``points``."""
-    directions = t.normal(points.shape[1], dtype=torch.float64)
-    values = torch.sin(t.uniform(2, 6) * (points @ directions) + t.uniform(0, 6)) + t.uniform(-1, 1) * points[:, 0]
-    return standardised(values, 0)
+    place = points @ t.normal(points.shape[1], dtype=torch.float64)
+    waves = torch.sin(t.uniform(2, 6) * place + t.uniform(0, 6))
+    return standardised(waves + t.uniform(-1, 1) * points[:, 0], 0)
 
 
 def standardised(values: Tensor, correction: int) -> Tensor:
