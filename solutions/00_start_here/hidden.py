@@ -1,4 +1,5 @@
-"""The right answers of the quiz. Never released. No other check is hidden: a newcomer sees every result at once."""
+"""The right answers of the quiz. Never released. No other check is hidden: a newcomer sees every result at
+once."""
 
 from __future__ import annotations
 

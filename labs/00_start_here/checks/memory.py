@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dlo_lib.grading.checks.contract import check
-from dlo_lib.labkit.compare import wrong_if
+from dlo_lib.labkit.compare import same
 
 from .twins import trained
 
 WEIGHTS = "only the weights are counted: add their gradients, and the state of the optimiser"
 NO_GRADIENTS = "the gradients are missing: they are one tensor as large as the weights"
-NO_STATE = "the state of the optimiser is missing: with moments={moments} it is as large as {moments} times the weights"
-TWO = "this counts 2 tensors as large as the weights; there are {tensors}: weights, gradients, and moments={moments} of the optimiser"
+NO_STATE = "the state of the optimiser is missing: with moments={moments} it is {moments} times the weights"
+TWO = (
+    "this counts 2 tensors as large as the weights; there are {tensors}: weights, gradients, and "
+    "moments={moments} of the optimiser"
+)
 FOUR = "this counts 2 tensors of optimiser state, but moments={moments} says how many there are"
 TWICE = "the state of the optimiser is counted twice: moments={moments} is the number of its tensors"
 GB = "this is in GB (10⁹ bytes): 1 GiB is 2³⁰ bytes"
@@ -18,18 +21,17 @@ BYTES = "this is in bytes: divide by 2**30"
 
 
 def state_of(student, t, moments: int) -> None:
-    """The state of a small layer after one step of an optimiser with ``moments`` tensors is the measured one."""
+    """The state of a small layer after a step of an optimiser with ``moments`` tensors is as measured."""
     count, want = trained(t.integer(20, 40), t.integer(20, 40), moments)
-    got = t.number(student.state_gib(count, moments), "state_gib({count}, moments={moments})", count=count, moments=moments)
     tensor = want / (2 + moments)
     if moments == 2:
         missing = {NO_GRADIENTS: want - tensor, NO_STATE: 2 * tensor, TWICE: 6 * tensor}
     else:
         missing = {TWO: 2 * tensor, FOUR: 4 * tensor}
     mistakes = {WEIGHTS: tensor, **missing, GB: want * 2**30 / 1e9, BYTES: want * 2**30}
-    wrong_if(t, got, want, mistakes, atol=0, moments=moments, tensors=2 + moments)
-    name = "state_gib({count}, moments={moments})"
-    t.close(got, want, name, rtol=1e-6, atol=0, count=count, moments=moments)
+    got, what = student.state_gib(count, moments), "state_gib({count}, moments={moments})"
+    values = {"count": count, "moments": moments, "tensors": 2 + moments}
+    same(t, got, want, what, mistakes, rtol=1e-6, atol=0, **values)
 
 
 @check("state", points=1)

@@ -21,7 +21,8 @@ def trained(inputs: int, outputs: int, moments: int) -> tuple[int, float]:
         optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9 * moments)
     layer(torch.ones(1, inputs)).sum().backward()
     optimizer.step()
+    kept = [value for state in optimizer.state.values() for value in state.values()]
     # A number such as AdamW's count of steps belongs to a whole tensor, not to each parameter.
-    kept = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor) and value.dim()]
+    kept = [value for value in kept if isinstance(value, Tensor) and value.dim()]
     tensors = [*weights, *(weight.grad for weight in weights if weight.grad is not None), *kept]
     return sum(map(Tensor.numel, weights)), sum(tensor.nbytes for tensor in tensors) / 2**30
