@@ -11,6 +11,7 @@ The processes:
 
 - ``seed``: a process that has imported torch, and forks warm servers
 - ``server``: the warm server, which forks the ranks
+- ``meeting``: where the ranks of a group meet
 - ``rank``: one rank
 - ``output``: its output as lines
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dlo_lib.base.errors import UserError
 from dlo_lib.base.text import tr, without_values
 
@@ -22,6 +24,19 @@ class TileError(UserError):
         self.code = ""
         self.program: tuple[int, ...] | None = None
         super().__init__(self.text)
+
+    def parts(self) -> dict[str, object]:
+        """Return plain data from which :meth:`of` makes this error in another process."""
+        program = None if self.program is None else list(self.program)
+        return {"words": self.words, "text": self.text, "line": self.line, "code": self.code, "at": program}
+
+    @classmethod
+    def of(cls, parts: dict[str, Any]) -> TileError:
+        """Return the error of these :meth:`parts`."""
+        error = cls("{text}", line=parts["line"], text=parts["text"])
+        error.words, error.code = parts["words"], parts["code"]
+        error.program = None if parts["at"] is None else tuple(parts["at"])
+        return error
 
     def __str__(self) -> str:
         where = [tr("program {program}", program=self.program)] if self.program is not None else []

@@ -45,7 +45,7 @@ def arange(machine: TileMachine, start: int, end: int) -> Tensor:
     if size < 1 or size & (size - 1):
         raise TileError("tl.arange of {size} numbers: the count should be a power of two", size=size)
     require_size(size)
-    machine.add_work(8)
+    machine.add_elements(size)
     return torch.arange(start, end)
 
 
@@ -196,6 +196,7 @@ def _elementwise(name: str, function: Callable[[Tensor], Tensor]) -> Callable[..
 def _reduction(name: str, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call(machine: TileMachine, x: Any, axis: Any = None, keep_dims: Any = False) -> Tensor:
         tile = _tile("tl." + name, x)
+        machine.add_elements(tile.numel())
         if axis is None:
             return machine.count(function(tile.reshape(-1), 0), tile.numel())
         _axis(axis, tile.ndim)
@@ -215,7 +216,7 @@ def _write(machine: TileMachine, name: str, pointer: Any, value: Any, mask: Any,
     if torch.broadcast_shapes(offsets.shape, tile.shape) != offsets.shape:
         message = "{name} writes {kind} to a pointer of shape {shape}: one address gets one value"
         raise TileError(message, name=name, kind=describe(tile), shape=tuple(offsets.shape))
-    machine.add_work(8 + tile.numel() // 64)
+    machine.add_elements(offsets.numel())
     pointer.buffer.store(offsets, tile.expand(offsets.shape), chosen, machine.number, atomic)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,8 @@ from dlo_lib.tiles.values import Runtime
 
 MOST_PROGRAMS = 1 << 20
 MOST_WORK = 1 << 62
+RunText = Callable[[str, Sequence[int], Mapping[str, Any], int], "Traffic"]
+_elsewhere: ContextVar[RunText | None] = ContextVar("elsewhere", default=None)
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,16 @@ class Traffic:
         return f"{self.programs} programs: {moved}, largest tile {self.largest_tile} elements"
 
 
+@contextlib.contextmanager
+def running_elsewhere(run_text: RunText) -> Iterator[None]:
+    """Let ``run_text`` run the kernels that are given as text in the context, as in another process."""
+    token = _elsewhere.set(run_text)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(token)
+
+
 def run(
     kernel: str | Program,
     grid: Sequence[int],
@@ -76,6 +89,9 @@ def run(
         TileError: the kernel or an argument is wrong.
         NotWrittenError: the kernel raises NotImplementedError.
     """
+    elsewhere = _elsewhere.get()
+    if elsewhere is not None and isinstance(kernel, str):
+        return elsewhere(kernel, grid, args, most_work)
     # Tiles are made without a device, and the caller may have made a GPU the default one.
     is_cpu = torch.get_default_device().type == "cpu"
     with contextlib.nullcontext() if is_cpu else torch.device("cpu"):

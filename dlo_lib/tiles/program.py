@@ -192,6 +192,7 @@ class _Reader:
                 raise TileError("the step of a loop is 0")
             before = {key: _kind(value) for key, value in machine.names.items()}
             for index in range(*limits):
+                machine.add_work(1 + len(before) // 2)
                 machine.names[name] = Runtime(index)
                 body(machine)
                 for key, kind in before.items():

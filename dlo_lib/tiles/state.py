@@ -27,11 +27,15 @@ class TileMachine:
     def count(self, result: Tensor, flops: int | None = None) -> Tensor:
         """Count an operation with this result; return the result."""
         size = result.numel()
-        self.add_work(8 + size // 64)
+        self.add_elements(size)
         if result.is_floating_point():
             self.flops += size if flops is None else flops
             self.largest_tile = max(self.largest_tile, size)
         return result
+
+    def add_elements(self, number: int) -> None:
+        """Count the work of an operation that reads or makes this number of elements."""
+        self.add_work(8 + number // 64)
 
     def add_work(self, amount: int) -> None:
         """Count work, in units of about a microsecond.

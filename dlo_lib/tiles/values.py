@@ -189,5 +189,6 @@ def _moved(machine: TileMachine, name: str, a: Any, b: Any) -> Pointer:
         require_fit(a.offsets.shape, b.shape)
     else:
         require_number(b)
-    machine.add_work(8)
-    return Pointer(a.buffer, a.offsets + b if name == "Add" else a.offsets - b)
+    moved = a.offsets + b if name == "Add" else a.offsets - b
+    machine.add_elements(moved.numel())
+    return Pointer(a.buffer, moved)

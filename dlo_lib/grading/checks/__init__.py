@@ -8,6 +8,7 @@ What authors of checks import:
 - ``exceptions``: what ends a check
 - ``schedules``: the tables of pipeline schedules
 - ``graphs``: graphs of a student's function, replayed
+- ``calculation``: where graphs and kernels run
 - ``twins``: the results of twins, cached
 
 A check and its outcome:
@@ -24,6 +25,6 @@ Quizzes:
 - ``quiz_question``: a question
 - ``quiz``: the checks of a quiz
 
-Imports ``comm`` and ``parallel``, and no other room of grading, so that the same check runs in a notebook and
-under the judge.
+Imports ``comm``, ``parallel`` and ``tiles``, and no other room of grading, so that the same check runs in a
+notebook and under the judge.
 """

@@ -56,7 +56,7 @@ def pack(value: Any) -> bytes:
     return HEAD.pack(len(tree), len(blob)) + tree + blob
 
 
-def unpack(frame: bytes | bytearray) -> Any:
+def unpack(frame: bytes | bytearray | memoryview) -> Any:
     """Decode one complete frame.
 
     Raises:

@@ -20,9 +20,12 @@ import torch
 from torch import Tensor
 
 from dlo_lib.base.text import tr
+from dlo_lib.grading.checks.calculation import calculator
+from dlo_lib.grading.checks.contract import scenario
 from dlo_lib.grading.checks.exceptions import Wrong
 
 MOST_ELEMENTS, MOST_NODES, MOST_DIGITS = 1 << 17, 2000, 1 << 62
+MOST_TOGETHER, MOST_ITEMS = 1 << 24, 1000  # elements of all results of a graph; items of a list
 
 TENSOR_NAMES = """
 abs add addcdiv addcmul addmm all amax amin any arange argmax argmin argsort baddbmm bfloat16 bitwise_and
@@ -99,9 +102,35 @@ class Recorded:
 def replay(graph: Mapping[str, Any], args: Sequence[Any]) -> list[Tensor]:
     """Run a plain graph on ``args``, one per input; symbolic sizes are those of the given tensors.
 
+    The calculator runs it, if there is one. A check that observes the operations with a mode of torch needs
+    them in this process.
+
     Raises:
         Wrong: it contains an operation that is not on the list, is too large, or raises.
     """
+    calculate = calculator()
+    if calculate is None or torch._C._len_torch_dispatch_stack():
+        return replay_here(graph, args)
+    answer = calculate(_replay, {"graph": graph, "args": list(args)})
+    if "wrong" in answer:
+        raise Wrong(*answer["wrong"])
+    return list(answer["outputs"])
+
+
+@scenario
+def _replay(student: Any, graph: Any, args: Any) -> Any:
+    """Run a graph; return its outputs, or what is wrong with it."""
+    from dlo_lib.grading.checks.exceptions import Wrong
+    from dlo_lib.grading.checks.graphs import replay_here
+
+    try:
+        return {"outputs": replay_here(graph, args)}
+    except Wrong as error:
+        return {"wrong": [str(error), error.words]}
+
+
+def replay_here(graph: Mapping[str, Any], args: Sequence[Any]) -> list[Tensor]:
+    """Run a plain graph in this process; as :func:`replay`."""
     try:
         with torch.no_grad():
             _GraphRun(
@@ -129,6 +158,7 @@ class _GraphRun:
         self.device = device
         self.values: dict[str, Any] = {}
         self.graph = graph
+        self._elements = 0
         inputs, nodes = graph["inputs"], graph["nodes"]
         if (
             type(inputs) is not list
@@ -163,7 +193,7 @@ class _GraphRun:
         if name in WITHOUT_EFFECT:
             return lambda *_, **__: None
         if kind == "function" and module == "_operator" and name in PYTHON:
-            return _safe_power if name == "pow" else getattr(operator, name)  # type: ignore[no-any-return]
+            return _safe_power if name == "pow" else _of_numbers(name)
         if kind == "function" and module == "builtins" and name == "getattr":
             return _attribute
         if kind == "function" and module == "torch.ops.aten":
@@ -216,8 +246,11 @@ class _GraphRun:
         raise _unreadable()
 
     def _limited(self, value: Any) -> Any:
-        for item in value if isinstance(value, (list, tuple)) else [value]:
+        items = value if isinstance(value, (list, tuple)) else [value]
+        self._elements += sum(item.numel() for item in items if isinstance(item, Tensor))
+        for item in items:
             large = isinstance(item, Tensor) and item.numel() > MOST_ELEMENTS
+            large |= len(items) > MOST_ITEMS or self._elements > MOST_TOGETHER
             if large or (isinstance(item, int) and abs(item) > MOST_DIGITS):
                 text = tr("the graph of your function makes something too large for the check")
                 raise Wrong(text, text)
@@ -234,6 +267,17 @@ def _attribute(tensor: Any, name: str) -> Any:
     if not isinstance(tensor, Tensor) or name not in ATTRIBUTES:
         raise _unreadable()
     return getattr(tensor, name)
+
+
+def _of_numbers(name: str) -> Callable[..., Any]:
+    """Return an operator of Python; a product of a text or a list would grow without limit."""
+
+    def apply(*args: Any) -> Any:
+        if name in ("mul", "imul") and not all(isinstance(arg, Tensor | int | float) for arg in args):
+            raise _unreadable()
+        return getattr(operator, name)(*args)
+
+    return apply
 
 
 def _safe_power(base: Any, exponent: Any) -> Any:

@@ -110,6 +110,9 @@ def _verdict(
         )
     except Ended as error:
         return error.status, str(error), error.words
+    except MemoryError:
+        text = tr("to read what came back takes more memory than the grader has for it")
+        return Status.OOM, text, text
     except Exception as error:  # noqa: BLE001  an error in the check
         reason = f"{type(error).__name__}: {error}"
         if watched.answered and isinstance(error, OF_AN_ANSWER):

@@ -7,6 +7,8 @@ One submission:
 - ``cells``: matches its cells with those of the source
 - ``attempt``: runs cells, and gives checks their names
 - ``time_budget``: the seconds that a submission may use
+- ``own_limits``: the time and memory of the judge itself
+- ``calculator``: the process that runs graphs and kernels of a student
 - ``report``: the report, as plain values
 - ``report_store``: reports on disk
 

@@ -284,7 +284,9 @@ class JudgedRanks:
 
     def handle_frame(self, rank: int, frame: Frame) -> bool | None:
         """Store the answer of a rank; return False if it is a fault, None if ``frame`` is no answer."""
-        answer = self._workers[rank].match_answer(unpack(frame.to_bytes()))
+        content = frame.to_bytes()
+        self._workers[rank].channel.require_expected(content, len(content))
+        answer = self._workers[rank].match_answer(unpack(content))
         if answer is None:
             return None
         self.answers[rank] = answer

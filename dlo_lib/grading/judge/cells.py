@@ -21,7 +21,7 @@ from dlo_lib.grading.lab.source import Cell, CellKind, LabSource
 from dlo_lib.grading.lab.syntax import parsed
 
 MAX_CELLS = 5_000
-MAX_OWN = 4 << 20  # characters of all cells that a student added, and of all answers
+MAX_OWN = 1 << 20  # characters of all cells that a student added; all answers have twice as many
 RUN_TEXT = ("exec", "marshal", "CodeType", "FunctionType", "run_cell")  # or modules
 
 
@@ -147,12 +147,13 @@ class _CellMatcher:
     def _fits(self, text: str, origin: Origin) -> bool:
         """Return True if ``text`` is within the limit of its origin; otherwise add a warning."""
         self.own[origin] += len(text)
-        if self.own[origin] > MAX_OWN:
-            whose = tr("your answers") if origin is Origin.ANSWER else tr("cells that you added")
-            self.warnings.append(
-                tr("{whose} hold more than 4 MB of code: the rest was left out", whose=whose)
-            )
-        return self.own[origin] <= MAX_OWN
+        most, whose = MAX_OWN, tr("cells that you added")
+        if origin is Origin.ANSWER:
+            most, whose = 2 * MAX_OWN, tr("your answers")
+        if self.own[origin] > most:
+            message = "{whose} hold more than {size} MB of code: the rest was left out"
+            self.warnings.append(tr(message, whose=whose, size=most >> 20))
+        return self.own[origin] <= most
 
     def _answer(self, cell: Cell) -> str:
         return "\n\n".join(self.answers.get(cell.id, [cell.released]))

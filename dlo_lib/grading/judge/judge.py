@@ -30,13 +30,16 @@ from typing import TypeVar
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.base.text import tr
+from dlo_lib.grading.checks.calculation import calculated_by
 from dlo_lib.grading.checks.contract import Check, Student
-from dlo_lib.grading.checks.outcome import Outcome, Status, run_check, seed_for
+from dlo_lib.grading.checks.outcome import Ended, Outcome, Status, run_check, seed_for
 from dlo_lib.grading.checks.quiz_question import NAME as QUIZ
 from dlo_lib.grading.judge.attempt import Attempt, RemoteStudent
+from dlo_lib.grading.judge.calculator import Calculator
 from dlo_lib.grading.judge.cells import Origin, Submission, SubmissionCell
 from dlo_lib.grading.judge.intake import Invalid, open_notebook, read_notebook
 from dlo_lib.grading.judge.lab_zygote import zygote_for as zygote_for
+from dlo_lib.grading.judge.own_limits import OwnTime, memory_reason
 from dlo_lib.grading.judge.report import (
     NO_ATTEMPT,
     QuestionReport,
@@ -93,9 +96,11 @@ def open_and_keep(
     try:
         submission, warnings = open_notebook(path, lab)
     except Invalid as error:
-        return None, _empty_report(lab, checks, f"INVALID({error})")
+        return None, empty_report(lab, checks, f"INVALID({error})")
+    except MemoryError:
+        return None, empty_report(lab, checks, f"INVALID({memory_reason()})")
     if not submission.attempted:
-        return submission, _empty_report(lab, checks, NO_ATTEMPT)
+        return submission, empty_report(lab, checks, NO_ATTEMPT)
     return submission, (submission, warnings)
 
 
@@ -168,10 +173,17 @@ class Judge:
         secret: str,
         zygote: Zygote,
         reference: Mapping[str, float] | None = None,
+        own_time: OwnTime | None = None,
     ) -> None:
-        """``reference``: seconds of computing of the reference solution by check, if they are known."""
+        """
+        Args:
+            reference: seconds of computing of the reference solution by check, if they are known.
+            own_time: the time of this process, which :meth:`OwnTime.limited` limits; None: it is not limited.
+        """
         self.lab, self.checks, self.secret, self.zygote = lab, checks, secret, zygote
         self.budget = TimeBudget(reference)
+        self.own_time = own_time or OwnTime()
+        self.calculator = Calculator(zygote, self.budget)
         self.crowded = False  # a process ran out of time or memory because of other submissions
         self.seconds: dict[str, float] = {}  # of computing, by check
         self.cut = False
@@ -200,6 +212,7 @@ class Judge:
         notes = [*warnings, *submission.warnings, *([tr("long output was cut")] if self.cut else [])]
         text = "a cell that you added (`{cell}`) ended the process: it was left out"
         notes += [tr(text, cell=cell) for cell in self.left_out]
+        notes += [self.own_time.reason] if self.own_time.spent else []
         return Report(
             self.lab.info.directory, overall_status(questions, tuple(notes)), questions, tuple(notes)
         )
@@ -271,20 +284,27 @@ class Judge:
             outcomes = found[check.question]
             if not outcomes and self.budget.exceeded >= most_exceeded:
                 continue
+            if self.own_time.spent:
+                reason = self.own_time.reason
+                outcomes[check.name] = Outcome(check, Status.TIMEOUT, reason, reason, brief=reason)
+                continue
             hung = [outcome for outcome in outcomes.values() if outcome.status is Status.TIMEOUT]
             if len(hung) >= timeouts:
                 outcomes[check.name] = replace(hung[-1], check=check)
                 continue
             student = RemoteStudent(attempt, check.question, self.budget.seconds(check))
             before = attempt.spent
-            outcome = self.outcome(check, student, seed_for(self.secret, self.lab.info.directory, check))
+            self.calculator.left = self.budget.seconds(check)
+            with calculated_by(self.calculator):
+                outcome = self.outcome(check, student, seed_for(self.secret, self.lab.info.directory, check))
             outcomes[check.name] = replace(outcome, solutions=attempt.holds_solutions)
             self.seconds[check.name] = attempt.spent - before
         return found
 
     def outcome(self, check: Check, student: Student, seed: int) -> Outcome:
         """Run one check."""
-        return run_check(check, student, seed)
+        with self.own_time.ending(lambda reason: Ended(Status.TIMEOUT, reason)):
+            return run_check(check, student, seed)
 
     def _left_out_alone(self, question: str, submission: Submission) -> list[frozenset[str]]:
         """Return the sets of added cells to leave out when ``question`` is judged alone.
@@ -321,13 +341,15 @@ class Judge:
                 self.budget.load_seconds(self.lab.info.load_seconds),
                 self.budget,
             )
+            calculated = self.calculator.computed
             try:
                 outcomes = run(attempt)
             finally:
                 self.cut = self.cut or attempt.cut
                 self.quiz_read = self.quiz_read or attempt.quiz is not None
                 attempt.close()
-                self.computed += attempt.computed
+                self.calculator.close()
+                self.computed += attempt.computed + self.calculator.computed - calculated
                 self.crowded = self.crowded or attempt.crowded
             own = [cell.id for cell in attempt.cells if cell.origin is Origin.EXTRA]
             if attempt.broken_in not in own:
@@ -353,7 +375,7 @@ def _best_outcomes(first: dict[str, Outcome], second: dict[str, Outcome]) -> dic
     return best
 
 
-def _empty_report(lab: LabSource, checks: LabChecks, status: str) -> Report:
+def empty_report(lab: LabSource, checks: LabChecks, status: str) -> Report:
     """Return the report of a submission in which nothing was run."""
     absent = tr("not attempted") if status == NO_ATTEMPT else tr("the notebook cannot be read")
     questions = {}

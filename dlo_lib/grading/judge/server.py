@@ -31,7 +31,10 @@ from dlo_lib.base.files import write_text
 from dlo_lib.base.lifetime import die_with
 from dlo_lib.base.text import tr
 from dlo_lib.grading.judge.client import NEEDS_JUDGE
+from dlo_lib.grading.judge.intake import Invalid
 from dlo_lib.grading.judge.lab_zygote import zygote_for
+from dlo_lib.grading.judge.own_limits import MOST_SECONDS as MOST_CPU_SECONDS
+from dlo_lib.grading.judge.own_limits import OwnTime, stopped_reason
 from dlo_lib.grading.judge.rebuilt_notebook import rebuild
 from dlo_lib.grading.judge.report import Report
 from dlo_lib.grading.judge.report_store import StoredReport, lab_key
@@ -95,9 +98,9 @@ class JudgeServer:
 
     def screen(self, job: dict[str, Any]) -> int:
         """Write the report of a submission if nothing in it can be run; return the exit status."""
-        from dlo_lib.grading.judge.judge import open_and_keep
-
-        submission, opened = open_and_keep(Path(job["notebook"]), self.lab, self.checks)
+        own_time = OwnTime()
+        with own_time.limited():
+            submission, opened = self._opened(job, own_time)
         if not isinstance(opened, Report):
             return NEEDS_JUDGE
         self._save(job, submission, opened, 0.0, 0.0, crowded=False)
@@ -105,18 +108,32 @@ class JudgeServer:
 
     def judge(self, job: dict[str, Any]) -> int:
         """Judge a submission and write its report; return the exit status."""
-        from dlo_lib.grading.judge.judge import open_and_keep
-
-        began, judge = time.perf_counter(), self._judge()
-        submission, opened = open_and_keep(Path(job["notebook"]), self.lab, self.checks)
-        report = opened if isinstance(opened, Report) else judge.judge(*opened)
+        own_time = OwnTime()
+        began, judge = time.perf_counter(), self._judge(own_time)
+        with own_time.limited():
+            submission, opened = self._opened(job, own_time)
+            report = opened if isinstance(opened, Report) else judge.judge(*opened)
         self._save(job, submission, report, time.perf_counter() - began, judge.computed, judge.crowded)
         return 0
 
-    def _judge(self) -> Judge:
+    def give_up(self, job: dict[str, Any]) -> None:
+        """Write the report of a submission whose judge the kernel has ended, because it computed too long."""
+        from dlo_lib.grading.judge.judge import empty_report
+
+        report = empty_report(self.lab, self.checks, f"INVALID({stopped_reason()})")
+        timing = {"wall": 0.0, "judge_cpu": float(MOST_CPU_SECONDS), "student_cpu": 0.0}
+        self._write(job, None, report, timing, True)
+
+    def _opened(self, job: dict[str, Any], own_time: OwnTime) -> tuple[Submission | None, Any]:
+        from dlo_lib.grading.judge.judge import open_and_keep
+
+        with own_time.ending(Invalid):
+            return open_and_keep(Path(job["notebook"]), self.lab, self.checks)
+
+    def _judge(self, own_time: OwnTime | None = None) -> Judge:
         from dlo_lib.grading.judge.judge import Judge
 
-        return Judge(self.lab, self.checks, self.secret, self.zygote, self._reference)
+        return Judge(self.lab, self.checks, self.secret, self.zygote, self._reference, own_time)
 
     def _save(
         self,
@@ -130,16 +147,25 @@ class JudgeServer:
         # Without a zygote no worker can have answered, so the report would be wrong.
         if os.getppid() != job["service"] or not self.zygote.serving:
             os._exit(1)
-        shown = Report(report.lab, marked(report.status, self.isolation), report.questions, report.warnings)
         timing = {
             "wall": round(wall, 3),
             "judge_cpu": round(time.process_time(), 3),
             "student_cpu": round(student, 3),
         }
-        write_text(job["rebuilt"], notebook_text(rebuild(self.lab, submission)))
         # Computing and sleeping do not depend on other submissions. A submission is judged again only if it
         # ran out of time while it waited for a processor.
-        alone = job["alone"] or not crowded
+        self._write(job, submission, report, timing, job["alone"] or not crowded)
+
+    def _write(
+        self,
+        job: dict[str, Any],
+        submission: Submission | None,
+        report: Report,
+        timing: dict[str, float],
+        alone: bool,
+    ) -> None:
+        shown = Report(report.lab, marked(report.status, self.isolation), report.questions, report.warnings)
+        write_text(job["rebuilt"], notebook_text(rebuild(self.lab, submission)))
         StoredReport(job["key"], shown, alone, timing).save(Path(job["report"]))
 
 
@@ -175,7 +201,11 @@ def serve(descriptor: int, settings: dict[str, Any]) -> None:
             for descriptor, _ in ready:
                 if descriptor in running:
                     poll.unregister(descriptor)
-                    _reply(control, tag=running.pop(descriptor)["tag"], code=_code_of(descriptor))
+                    job, code = running.pop(descriptor), _code_of(descriptor)
+                    if code == -signal.SIGXCPU:
+                        service.give_up(job)
+                        code = 0
+                    _reply(control, tag=job["tag"], code=code)
                     continue
                 message = control.recv(1 << 16)
                 if not message:

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dlo_lib.grading.checks.codec import frame_length, pack, unpack
+from dlo_lib.grading.checks.codec import HEAD, NotPlain, frame_length, pack, unpack
 
 PIECE = 1 << 20
+LONG = 4096  # bytes of a frame that is decoded only if it is expected
 POLL = 0.05  # seconds between two calls of ``watch``
 
 
@@ -31,6 +32,8 @@ class Channel:
         self.line = line
         self._limited = limited
         self._buffer = bytearray()
+        self.expected = b""
+        """How the content of a long frame must begin; empty: in any way."""
 
     def fileno(self) -> int:
         """Return the descriptor, for ``select``."""
@@ -75,13 +78,29 @@ class Channel:
         return value[0]
 
     def take(self) -> tuple[Any] | None:
-        """Return a value that has arrived completely, in a tuple; None if there is none."""
+        """Return a value that has arrived completely, in a tuple; None if there is none.
+
+        Raises:
+            NotPlain: the bytes are not plain data, or a long frame that is not expected; that is not decoded.
+        """
         length = frame_length(self._buffer, self._limited)
-        if length is None or len(self._buffer) < length:
+        if length is None:
             return None
-        frame = bytes(self._buffer[:length])
-        del self._buffer[:length]
-        return (unpack(frame),)
+        self.require_expected(self._buffer, length)
+        if len(self._buffer) < length:
+            return None
+        frame, self._buffer = self._buffer, self._buffer[length:]  # usually all of it: no copy
+        return (unpack(memoryview(frame)[:length]),)
+
+    def require_expected(self, frame: bytes | bytearray, length: int) -> None:
+        """Check the beginning of a frame of ``length`` bytes, of which the first ones are in ``frame``.
+
+        Raises:
+            NotPlain: it is long, and its content does not begin with ``expected``.
+        """
+        begins = bytes(frame[HEAD.size : HEAD.size + len(self.expected)])
+        if length > LONG and not self.expected.startswith(begins):
+            raise NotPlain("a long message that is no answer")
 
     def pump(self) -> bool:
         """Read the available bytes (call it when the socket is readable); return False at the end of the

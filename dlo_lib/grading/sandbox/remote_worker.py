@@ -51,6 +51,7 @@ from dlo_lib.grading.sandbox.processor_share import MOST_RUNNING, share_processo
 from dlo_lib.grading.switch.memory import exact_bytes, mapped_bytes
 
 MAX_NOISE = 10_000
+ANSWER = '{{"$dict": [["id", {}], '  # how the codec writes the beginning of an answer
 # A worker with one task has its time, whether it computes or sleeps. Of several tasks, the judge does not
 # know which one the others wait for.
 IDLE_FACTOR, IDLE_FACTOR_OF_SEVERAL = 1.0, 2.0
@@ -132,6 +133,7 @@ class Worker:
     def post(self, deadline: float, **request: Any) -> None:
         """Send a question without waiting for its answer."""
         self._number = secrets.randbits(62)  # an answer prepared in advance cannot contain it
+        self.channel.expected = ANSWER.format(self._number).encode()
         self._asked, self._before, self._given = time.monotonic(), self.usage(), None
         self._busy_judge = _busy_seconds()
         self._answered = False

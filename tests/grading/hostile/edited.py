@@ -260,7 +260,7 @@ def ten_thousand_empty_cells_before_the_work(notebook: Notebook, folder: Path) -
     notebook["cells"] = [own_cell("", f"x{number}") for number in range(10_000)] + notebook["cells"]
 
 
-@case(WARN, PLAIN, "more than 4 MB of code")
+@case(WARN, PLAIN, "more than 1 MB of code")
 def five_thousand_large_cells(notebook: Notebook, folder: Path) -> None:
     notebook["cells"] += [
         own_cell(f"x{number} = {list(range(200))}\n" * 20, f"x{number}") for number in range(5_000)
@@ -304,6 +304,6 @@ def an_answer_that_is_a_tower(notebook: Notebook, folder: Path) -> None:
     cell(notebook, "scale")["source"] = "absmax_scale = lambda x: use_reference" + ".a" * 20_000
 
 
-@case(WARN, PLAIN, "more than 4 MB of code")
+@case(WARN, PLAIN, "more than 1 MB of code")
 def a_cell_of_twenty_megabytes_of_short_lines(notebook: Notebook, folder: Path) -> None:
     notebook["cells"].insert(0, own_cell("absmax_scale = 1\n" * 1_200_000))

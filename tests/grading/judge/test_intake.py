@@ -193,7 +193,7 @@ def test_added_cells_above_the_limit_are_left_out(small: LabSource, reference: N
     taken = rebuild_submission({"cells": [*reference["cells"], *own]}, small)
     assert sum(len(cell.source) for cell in taken.cells) < 5 << 20
     assert taken.attempted == set(small.questions)
-    assert "more than 4 MB" in taken.warnings[0]
+    assert "more than 1 MB" in taken.warnings[0]
 
 
 READS_WITHIN_32_MIB = """

@@ -6,5 +6,5 @@
 - ``pictures``: the plots of a student's notebook, made safe
 - ``other_release``: work on another release of PyTorch
 
-Imports ``checks``, ``collect``, ``gradebook``, ``judge``, ``lab``, ``publish`` and ``roster``.
+Imports ``checks``, ``collect``, ``gradebook``, ``judge``, ``lab``, ``publish``, ``roster`` and ``sandbox``.
 """

@@ -5,5 +5,5 @@
 - ``formulas``: formulas as pictures
 - ``demo_class``: a fictitious class that uses all of this
 
-Imports ``gradebook``, ``lab`` and ``sandbox``.
+Imports ``gradebook``, ``lab``, ``roster`` and ``sandbox``.
 """

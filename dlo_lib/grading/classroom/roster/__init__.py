@@ -4,6 +4,8 @@
 - ``course_file``: due dates and rules, in ``course.toml``
 - ``course_access``: who may enter the course's folder
 - ``archive``: reads a folder or a zip safely
+- ``safe_files``: files that another user may change meanwhile
+- ``look_alikes``: names that look the same
 - ``tables``: CSV without cells that run
 
 Imports ``lab``.

@@ -19,7 +19,7 @@ _DIGITS = str.maketrans("01", "ol")
 
 
 def look(name: str) -> str:
-    """Return what ``name`` looks like; two names with the same look cannot be told apart.
+    """Return what ``name`` looks like; a reader takes two names with the same look for one.
 
     >>> look("аda") == look("ada"), look("ada") == look("adà")
     (True, False)

@@ -53,7 +53,7 @@ class ArchiveMember:
 
 @dataclass(frozen=True)
 class OpenedFolder:
-    """A folder as it was when it was first opened.
+    """A folder, identified when it is first opened.
 
     Args:
         path: its place; only its last part may belong to another user.

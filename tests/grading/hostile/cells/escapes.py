@@ -176,7 +176,7 @@ def absmax_scale(x):
     send(b"\x0f" + b"\xff" * 15 + b"{" * 1000)
 
 
-# %% a_frame_of_deep_json {"says": "nested too deep"}
+# %% a_frame_of_deep_json {"says": "a long message that is no answer"}
 import send
 import struct
 
