@@ -78,7 +78,7 @@ def check_warmup(student, t):
     t.that(any(value > 0 for value in found), "not tested yet: all times are 0, see the first check")
     longest = max(case["costs"][warmup:])
     message = (
-        "A time of {got:.2f} s is that of a step of the warm-up; measured steps take at most {most:.2f} s."
+        "A time of {got:.2f} s is that of a step of the warm-up; measured steps take {most:.2f} s at most."
     )
     t.that(bool(max(found[1:]) <= longest + 2 * LAUNCH), message, got=max(found), most=longest)
     message = "{steps} steps ran: {warmup} of the warm-up and {repeats} measured ones are {total}"

@@ -154,15 +154,12 @@ def check_autocast(student, t):
     case = mixed_case(t, "bf16")
     losses, _, _, seen, backward, at_loss = mixed_of(student, t, case)
     message = (
-        "the layers ran in {dtype}, expected bfloat16: the forward belongs inside of torch.autocast(..., "
-        "dtype=dtype)"
+        "the layers ran in {dtype}, not bfloat16: the forward belongs inside of torch.autocast(..., dtype)"
     )
     t.that(
         all(dtype == "torch.bfloat16" for dtype in seen), message, dtype=str(seen[0]).removeprefix("torch.")
     )
-    message = (
-        "the loss is computed outside of autocast: F.cross_entropy belongs inside of the `with` block, too"
-    )
+    message = "the loss is computed outside of autocast: F.cross_entropy belongs inside of the `with` block"
     t.that(all(at_loss), message)
     message = "there were {got} backwards in {want} steps"
     t.that(len(backward) == len(seen), message, got=len(backward), want=len(seen))
@@ -183,8 +180,7 @@ def check_updated(student, t):
     message = "an overflow in step 2 changed the weights: use scaler.step(optimizer)"
     t.that(near(weights[1], weights[0], rtol=0, atol=0), message)
     message = (
-        "after an overflow the scale is {got:.4g}, expected {want:.4g}: call scaler.update() at the end of "
-        "the step"
+        "after an overflow the scale is {got:.4g}, expected {want:.4g}: call scaler.update() after the step"
     )
     t.that(scales[1] == case["scale"] / 2, message, got=scales[1], want=case["scale"] / 2)
 

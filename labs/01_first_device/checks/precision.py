@@ -67,10 +67,7 @@ def check_unscaled(student, t):
             "the gradient of parameter {number} is multiplied by the scale: divide": grad * scale,
         }
         same(t, got, grad / scale, "the gradient of parameter {number}", mistakes, number=number)
-    message = (
-        "the gradients are new tensors: divide in place (div_), because other parts of a program may hold "
-        "the old ones"
-    )
+    message = "the gradients are new tensors: divide in place (div_), because others may hold the old ones"
     t.that(all(same_tensors), message)
 
 
@@ -101,9 +98,7 @@ def check_finite(student, t):
         gradients = gradients_of(t, count)
         gradients[place][t.integer(0, 2)] = bad
         values, _, finite = unscale_of(student, t, gradients, scale)
-        message = (
-            "parameter {place} of {count} has the gradient {bad} and unscale(...) returns {got}: return False"
-        )
+        message = "parameter {place} of {count} has the gradient {bad}: unscale(...) is {got}, return False"
         t.that(finite is False, message, place=place, count=count, bad=bad, got=finite)
         if place == 0:
             message = "the gradients after one that is not finite are not divided: the loop ends too early"
@@ -178,10 +173,7 @@ def overflow_pattern(t, interval: int) -> list[bool]:
 
 def run_of(student, t, case: dict[str, Any], early: bool = False, saved_at: int = -1) -> tuple[Any, ...]:
     """Return the weights, the scales, what ``scale`` does, and the weights of the second group."""
-    hidden = (
-        "An attribute, such as `self.scale`, hides the method of the same name: give it another name, "
-        "`self._scale`"
-    )
+    hidden = "An attribute, such as `self.scale`, hides the method of the same name: call it `self._scale`"
     with explaining({"object is not callable": hidden}):
         result = student.run(scaler_run, early=early, saved_at=saved_at, **case)
     weights, scales, scaled, others = t.items(result, 4, "the result")
@@ -211,13 +203,10 @@ def check_true_steps(student, t):
         factor = float(((weights[0] - start) / (-rate * case["inputs"][0])).median())
         t.that(abs(factor) > 1e-12, "the first step changes no weight, although all gradients are finite")
         message = (
-            "the first step is {factor:.4g} times the true one: the optimiser has used the scaled gradients"
+            "the first step is {factor:.4g} times the right one: the optimiser has used the scaled gradients"
         )
         t.that(abs(factor / initial - 1) > 1e-2, message, factor=factor)
-        message = (
-            "after unscale_ and step the update is {factor:.3g} times the true one: step(...) has divided a "
-            "second time"
-        )
+        message = "the update is {factor:.3g} times the true one: step(...) has divided a second time"
         t.that(not early or abs(factor * initial - 1) > 1e-2, message, factor=factor)
         scaled_again = weights[0] - rate * (0.9 * case["inputs"][0] + initial * case["inputs"][1])
         lesson = (
@@ -250,10 +239,7 @@ def check_skipped(student, t):
     t.that(near(weights[0], want[0], rtol=1e-4, atol=1e-5), message)
     message = "After an overflow the weights are infinite or NaN: skip the step."
     t.that(bool(torch.isfinite(weights[bad]).all()), message)
-    message = (
-        "The step was made with other gradients in place of the infinite ones: momentum moves the weights. "
-        "Skip it."
-    )
+    message = "The step was made without the infinite gradients: momentum moves the weights. Skip it."
     moved = {message: scaled_run(**case, mistake="momentum")[0][bad]}
     wrong_if(t, weights[bad], want[bad], moved, rtol=1e-5)
     same_steps(t, weights, want)
@@ -278,9 +264,7 @@ def check_scales(student, t):
     case = case_of(t, overflows, interval)
     _, scales, *_ = run_of(student, t, case)
     want, before = library_scales(overflows, case["options"]), case["options"]["init_scale"]
-    no_count = (
-        "An overflow does not restart the count: the good steps before it and after it are not in succession."
-    )
+    no_count = "An overflow does not restart the count: good steps before and after it are not in succession."
     mistakes = {no_count: scaled_run(**case, mistake="no count")[1]}
     mistakes["The scale never changes."] = [before] * len(want)
     wrong_if(t, scales, want, mistakes, rtol=1e-9)

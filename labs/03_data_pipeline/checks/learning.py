@@ -240,8 +240,7 @@ def check_level(student, t):
         "a difference, and not below best * (1 - min_delta). The two agree for losses near 1 only"
     )
     lesson = (
-        "A loss is better if it is below best - min_delta, here {delta:.3g}, whatever the level of the "
-        "losses."
+        "A loss is better if it is below best - min_delta, here {delta:.3g}, whatever the level of losses."
     )
     patience = t.integer(2, 4)
     large, small, negative = t.uniform(20.0, 80.0), t.uniform(0.02, 0.05), -t.uniform(20.0, 80.0)
@@ -382,9 +381,7 @@ def same_images(t, found: dict[str, Any], lesson: str) -> None:
     message = "two runs with the same seed see other images: the order depends on more than seed and epoch"
     t.that(images(found["before"]) == whole[:stop], message)
     again = found["epochs"][stop * 3 // found["steps"]][:1]
-    message = (
-        "the resumed run begins the epoch again: the state lacks the number of steps, or does not restore it"
-    )
+    message = "the resumed run begins the epoch again: the state lacks the steps, or does not restore them"
     t.that(got[:1] != again, message)
     message = "the resumed run begins with the first epoch: the state lacks the epoch, or does not restore it"
     t.that(got[:1] != whole[:1], message)

@@ -55,10 +55,7 @@ def check_waits(student, t):
             ),
         }
         other = all(wait * 64 % 1 > 0 for wait in waits)
-        message = (
-            "the waits are {waits}, but `clock` moved by multiples of 1/64 s: call clock(), and no other "
-            "clock"
-        )
+        message = "the waits are {waits}; `clock` moved by multiples of 1/64 s: call it, and no other clock"
         t.that(not other, message, waits=waits)
         wrong_if(t, waits, right, mistakes)
         same(t, waits, right, "the wait for batch {i}")
@@ -103,10 +100,7 @@ STEADY = "steady_step({load:.3g}, {step:.3g}, {workers})"
 @check("steady", points=1)
 def check_no_workers(student, t):
     "Without workers, loading and computing alternate"
-    lesson = (
-        "Without workers the process of the training loads: nothing runs at the same time, so both times "
-        "add up."
-    )
+    lesson = "Without workers the training loads: nothing runs at the same time, so both times add up."
     for _ in range(2):
         load, step = t.uniform(0.1, 2.0), t.uniform(0.1, 2.0)
         got, mistake = student.steady_step(load, step, 0), {lesson: max(load, step)}
@@ -169,9 +163,7 @@ def rows_and_kinds(
     """Return the same, and the types of the new generators and of the copied one."""
     result = student.run(drawn, workers=workers, bases=bases, ranks=list(ranks))
     rows, copied, kinds = t.items(result, 3, "the result")
-    message = (
-        "The generator of the data set is still the copy: replace get_worker_info().dataset.rng by a new one."
-    )
+    message = "The data set still has the copied generator: replace get_worker_info().dataset.rng."
     t.that(copied not in rows, message)
     return rows, kinds
 
@@ -291,9 +283,7 @@ def check_equal_ranks(student, t):
 @check("split", points=1)
 def check_even_workers(student, t):
     "The workers of a rank have equal shares, within one item"
-    message = (
-        "the workers of a rank have {sizes} items: the largest and the smallest number may differ by one"
-    )
+    message = "the workers of a rank have {sizes} items: the largest and smallest number may differ by one"
     lesson = message + ". Blocks of ceil(n / workers) items leave too few for the last worker"
     workers = t.integer(3, 4)
     for own in (workers * t.integer(3, 5) + workers - 1, 2 * workers + 1):

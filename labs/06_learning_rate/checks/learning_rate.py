@@ -107,7 +107,7 @@ def check_range_losses(student, t):
         message = "The gradients of earlier steps are still there: each backward adds to .grad."
         t.that(not accumulated, message)
         message = (
-            "Each loss is taken after its step, on the same batch. Record the loss that you call backward on."
+            "Each loss is taken after its step, on the same batch: record the one of which you call backward."
         )
         t.that(not near(got, known[AFTER], 1e-4), message)
         what = "the list of losses (w <- w - rate * gradient after each)"
@@ -180,9 +180,7 @@ def check_modes(student, t):
         *_, mode, modes, losses = t.items(result, 5, "the result")
         tested_first(t, losses)
         trains = type(modes) is list and all(each is True for each in modes)
-        message = (
-            "During the test the model is in evaluation mode: call model.train() before the first batch."
-        )
+        message = "The test runs in evaluation mode: call model.train() before the first batch."
         t.that(trains, message)
         message = "The model had training = {was} before the test and {now} after it: restore the mode."
         t.that(mode is training, message, was=training, now=mode)
@@ -217,9 +215,7 @@ def suggested(student, t, rates: list[float], losses: list[float], name: str) ->
 @check("suggest", points=1)
 def check_bottom(student, t):
     "The rate with the lowest loss"
-    message = (
-        "bottom is {got:.3g}; the loss is lowest at {want:.3g}. A small rise before it is not the bottom."
-    )
+    message = "bottom is {got:.3g}, the loss is lowest at {want:.3g}: a small rise is not the bottom."
     for _ in range(2):
         rates, losses, _, bottom = valley(t)
         got = suggested(student, t, rates, losses, "bottom")
@@ -229,9 +225,7 @@ def check_bottom(student, t):
 @check("suggest", points=2)
 def check_steepest(student, t):
     "The rate where the loss falls fastest"
-    message = (
-        "steepest is {got:.3g}; on the logarithmic axis of the plot the loss falls fastest near {want:.3g}"
-    )
+    message = "steepest is {got:.3g}; on the logarithmic axis the loss falls fastest near {want:.3g}"
     for _ in range(2):
         rates, losses, steepest, bottom = valley(t)
         ends = bottom + 2  # here the loss only rises after the bottom
@@ -412,10 +406,7 @@ def check_stable(student, t):
 def check_cool_down(student, t):
     "The fall, as one minus a square root"
     warm, stable, decay = t.integer(3, 7), t.integer(5, 10), t.integer(5, 10)
-    lesson = (
-        "x goes from 0 to 1 in `decay` steps; 1 - sqrt(x) goes from 1 to 0: scale it, so that it ends at "
-        "`lowest`."
-    )
+    lesson = "x goes from 0 to 1 in `decay` steps, 1 - sqrt(x) from 1 to 0: scale it to end at `lowest`."
     top = warm + stable
     wsd_of(student, t, (warm, stable, decay), range(top + 1, top + decay + 3), lesson)
 
@@ -484,8 +475,7 @@ def check_follow(student, t):
     }
     wrong_if(t, got, want[1 : steps + 1], mistakes)
     message = (
-        "after {step} calls of step() the rate is {got:.4g}, expected {want:.4g}: the peak times "
-        "factor({step})."
+        "after {step} calls of step() the rate is {got:.4g}, not {want:.4g}, the peak times factor({step})."
     )
     for step, (rate, right) in enumerate(zip(got, want[1:]), 1):
         t.that(bool(abs(rate - right) < CLOSE), message, step=step, got=rate, want=right)
@@ -542,18 +532,14 @@ def at(case: dict, step: int, peaks: str = "peaks", extra: float = 1.0) -> list[
     return [extra * peak * case["table"][step] for peak in case[peaks]]
 
 
-CURRENT = (
-    "The saved peaks are the current rates, which already contain a factor: save those of the constructor."
-)
+CURRENT = "The saved peaks are the current rates, which contain a factor: save those of the constructor."
 
 
 def shown(rates: list[float]) -> str:
     return ", ".join(f"{rate:.4g}" for rate in rates)
 
 
-OTHER_RATES = (
-    "{step} steps after the start of the first run, the resumed one has the rates {got}, expected {want}"
-)
+OTHER_RATES = "after {step} steps in all, the resumed run has the rates {got}, expected {want}"
 
 
 @check("follow", points=2, seconds=30)
@@ -580,10 +566,7 @@ def check_resume(student, t):
 def check_saved_peaks(student, t):
     "The peaks are those of the saved run"
     _, seen, case = resume_of(student, t, other_peaks=True)
-    message = (
-        "The new optimiser was created with other rates, and these are now the peaks: save the peaks and "
-        "load them."
-    )
+    message = "The rates of the new optimiser are now the peaks: save the peaks and load them."
     before = case["before"]
     for step, row in enumerate(seen[1:], before + 1):
         counts = (step - 1, step, step + 1)  # the count is another check
@@ -600,9 +583,7 @@ def check_saved_peaks(student, t):
 def check_plain_state(student, t):
     "The state is a dict of plain numbers"
     stored, _, _ = resume_of(student, t, other_peaks=False)
-    message = (
-        "state_dict() has to be a dict of numbers and lists of numbers, which every program can read. {error}"
-    )
+    message = "state_dict() has to be a dict of numbers and lists of numbers, as plain data. {error}"
     t.that(type(stored) is str and stored[:1] == "{", message, error=str(stored)[2:80])
 
 
@@ -646,10 +627,7 @@ def check_ensemble(student, t):
 @check("batch", points=2)
 def check_rules(student, t):
     "The peak by both rules"
-    smaller = (
-        "A batch {ratio:g} times as large gets a *smaller* peak: divide `batch` by `base_batch`, not the "
-        "reverse."
-    )
+    smaller = "A batch {ratio:g} times as large gets a *smaller* peak: divide `batch` by `base_batch`."
     for base in (t.choice((16, 32)), t.choice((64, 128))):
         batch, peak = 4 * base * t.choice((1, 4)), t.uniform(0.01, 0.5)
         for rule, power in (("linear", 1.0), ("sqrt", 0.5)):
