@@ -637,9 +637,9 @@ figures.training(together[0], alone, predicted_training)
 # Outside this course you write `DistributedDataParallel(module)`. It does the same as your class, with three
 # refinements: with `gradient_as_bucket_view=True` gradients are views of the buckets (no copy), the buckets follow the
 # order in which gradients arrived in the first step, and there is no `finish()`: a callback at the end of backward waits. `Standard`, in the
-# first cell, gives it the names of this lab. The sampler is `DistributedSampler`. Both pass your checks, except “The gradient is
-# that of the mean over all micro-batches of all ranks, and only the last backward pass communicates”: when PyTorch's wrapper is
-# built, it also compares the shapes of the parameters over the ranks, with an all-gather.
+# first cell, gives it the names of this lab. The sampler is `DistributedSampler`. Both pass your checks, except “The gradient
+# is that of the mean over all micro-batches and ranks, and only the last pass communicates”: when PyTorch's wrapper is built, it
+# also compares the shapes of the parameters over the ranks, with an all-gather.
 
 # %% id="run_standard" tags=["demo", "read"]
 from torch.utils.data import DistributedSampler
@@ -740,7 +740,7 @@ print(side_by_side.table(forms))
 # - “One all-reduce for each bucket, of the gradients in it”,
 # - “Buckets are sent before backward ends”,
 # - “A parameter that one rank leaves out in the first step is averaged with zeros, on every rank”,
-# - “Inside no_sync nothing is sent, and the gradients of the next pass are added, also where it uses fewer parameters”.
+# - “Inside no_sync nothing is sent, and the next pass adds its gradients, also if it uses fewer parameters”.
 #
 # Which of the four concern the gradients, and which only the traffic?
 
