@@ -233,9 +233,7 @@ def check_float32(student, t):
     t.that(not doubles, message, name=(doubles or [""])[0])
     message = "forward calls .{name}(), which has nothing to convert if the gain is float32: remove it"
     t.that(type(called) is list and not called, message, name=(called or [""])[0])
-    message = (
-        "The output does not come from operations on the input and the weights: stay with tensors in forward."
-    )
+    message = "The output does not come from operations on input and weights: stay with tensors in forward."
     want = scaled_line(gain=case["gain"], **fresh)
     t.that(len(results) == 1 and near(results[0], want, 1e-4, 1e-5), message)
 

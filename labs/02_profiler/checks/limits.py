@@ -216,9 +216,7 @@ def check_memory_bound(student, t):
 def check_peak(student, t):
     "Above the ridge, the peak is the limit"
     flops, nbytes, peak, bandwidth = roof_case(t, memory=False)
-    message = (
-        "This is more than the peak: the arithmetic is the limit of an operator with many FLOPs per byte."
-    )
+    message = "This is more than the peak: arithmetic is the limit of an operator with many FLOPs per byte."
     mistakes = {message: flops / nbytes * bandwidth}
     got = student.attainable(flops, nbytes, peak, bandwidth)
     same(t, got, peak, REACHED, mistakes, **CLOSE, flops=flops, nbytes=nbytes)

@@ -41,13 +41,10 @@ def check_complete(student, t):
     message = 'The event of the profiler itself is in the list: leave out the category "Trace".'
     t.that(all(span["name"] != "PyTorch Profiler (0)" for span in got), message)
     message = (
-        "A region is in the list a second time, on the track of a GPU: leave out the category "
-        "gpu_user_annotation."
+        "A region is there a second time, on the track of a GPU: leave out the category gpu_user_annotation."
     )
     t.that(all(span["track"] != 7 for span in got), message)
-    message = (
-        "read_spans(...) has {got} spans, expected {want}: one for each event of the kind X that is work"
-    )
+    message = "read_spans(...) has {got} spans, not {want}: one for each event of the kind X that is work"
     t.that(len(got) == len(want), message, got=len(got), want=len(want))
     t.that(names_in(got) == names_in(want), "the names or tracks of the spans are not those of the events")
 
@@ -146,8 +143,7 @@ def same_parents(student, t, spans: list[Span]) -> None:
             )
             t.that(mine not in twins.around(spans, span), message, **values)
         message = (
-            "the parent of span {number} ({name}, {begin} to {end} ms, track {track}) is {mine}, expected "
-            "{want}"
+            "the parent of span {number} ({name}, {begin} to {end} ms, track {track}) is {mine}, not {want}"
         )
         t.that(mine == want and type(mine) is type(want), message, **values, want=want, **span)
 
@@ -377,6 +373,6 @@ def check_inherited(student, t):
 def check_kinds_outside(student, t):
     "Only what is within the steps counts"
     lesson = (
-        "Spans outside of the steps, or on other tracks, are counted: a span counts if a step is around it."
+        "Spans outside of the steps or on other tracks are counted: a span counts if a step is around it."
     )
     same_kinds(student, t, kinds_case(t, nested_kinds=False, extra=True), {lesson: "anywhere"})

@@ -53,9 +53,7 @@ ALL_MASKED = (
 LAST_COLUMNS = "the logits are those of the last block of columns: add the products up, logits += tl.dot(...)"
 
 
-WORDS_AFTER_THE_END = (
-    "words after the end of the vocabulary count as logits of 0: set them to -inf before the maximum"
-)
+WORDS_AFTER_THE_END = "words after the end of the vocabulary count as logits of 0: set these to -inf first"
 
 
 LAST_WORDS = (
@@ -341,10 +339,7 @@ def check_attention_no_keys(student, t):
 @check("attention", points=1, seconds=20)
 def check_attention_16bit(student, t):
     "16-bit inputs, and sums in float32"
-    overflow = (
-        "the weighted sum overflows in float16, whose largest number is 65504: keep the accumulator in "
-        "float32"
-    )
+    overflow = "the weighted sum overflows in float16, above 65504: keep the accumulator in float32"
     q, k, v = heads_of(t, 1, 1, 16, 64)
     equal, large = torch.zeros_like(k).half(), 100 * (100 + v).half()  # all keys have the same weight
     attention_run(student, t, q.half(), equal, large, infinite_out=overflow)

@@ -222,10 +222,7 @@ def check_norm_zeros(student, t):
 def check_norm_16bit(student, t):
     "16-bit rows: squares and sums in float32"
     x = (300 + 50 * t.normal(3, 32)).half()  # the square of 256 is too large for float16
-    overflow = (
-        "the squares overflow in float16, whose largest number is 65504: convert x to tl.float32 after the "
-        "load"
-    )
+    overflow = "the squares overflow in float16, above 65504: convert x to tl.float32 after the load"
     norm_run(student, t, x, t.normal(32).half(), overflow)
 
 
