@@ -137,7 +137,10 @@ def judge_answer(
     submission = reference_submission(lab, {question: answer})
     checks = load_checks(lab.given, lab.folder)
     judge = Judge(lab, checks if only is None else checks.only(only), secret, zygote)
-    return judge.question(question, submission, judge.judge_alone(question, submission))
+    try:
+        return judge.question(question, submission, judge.judge_alone(question, submission))
+    finally:
+        judge.calculator.close()
 
 
 def visible_report(notebook: str | Path) -> Report:
@@ -193,6 +196,19 @@ class Judge:
 
     def judge(self, submission: Submission, warnings: Sequence[str] = ()) -> Report:
         """Return the report of ``submission``; ``warnings``, those of the intake, precede its warnings."""
+        try:
+            questions = self._questions(submission)
+        finally:
+            self.calculator.close()
+        notes = [*warnings, *submission.warnings, *([tr("long output was cut")] if self.cut else [])]
+        text = "a cell that you added (`{cell}`) ended the process: it was left out"
+        notes += [tr(text, cell=cell) for cell in self.left_out]
+        notes += [self.own_time.reason] if self.own_time.spent else []
+        return Report(
+            self.lab.info.directory, overall_status(questions, tuple(notes)), questions, tuple(notes)
+        )
+
+    def _questions(self, submission: Submission) -> dict[str, QuestionReport]:
         together = self.judge_together(submission)
         questions = {}
         for question in self.lab.questions:
@@ -209,13 +225,7 @@ class Judge:
                 second = self.judge_together(submission, question)
                 outcomes = _best_outcomes(second.get(question, {}), outcomes)
             questions[question] = self.question(question, submission, outcomes)
-        notes = [*warnings, *submission.warnings, *([tr("long output was cut")] if self.cut else [])]
-        text = "a cell that you added (`{cell}`) ended the process: it was left out"
-        notes += [tr(text, cell=cell) for cell in self.left_out]
-        notes += [self.own_time.reason] if self.own_time.spent else []
-        return Report(
-            self.lab.info.directory, overall_status(questions, tuple(notes)), questions, tuple(notes)
-        )
+        return questions
 
     def judge_together(self, submission: Submission, only: str = "") -> dict[str, dict[str, Outcome]]:
         """Run all checks of the attempted questions, or of one of them, on all cells in order.
@@ -348,7 +358,6 @@ class Judge:
                 self.cut = self.cut or attempt.cut
                 self.quiz_read = self.quiz_read or attempt.quiz is not None
                 attempt.close()
-                self.calculator.close()
                 self.computed += attempt.computed + self.calculator.computed - calculated
                 self.crowded = self.crowded or attempt.crowded
             own = [cell.id for cell in attempt.cells if cell.origin is Origin.EXTRA]
