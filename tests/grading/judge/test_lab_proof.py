@@ -230,7 +230,7 @@ def test_a_nudge_whose_effect_is_predicted_is_such_a_check(root: Path, edit: Edi
     edit(
         "hidden.py",
         'sum(xs) / 3, "the mean on rank {rank} of 3"',
-        'sum(xs) / 3 + (rank == 1) * 2.0 * torch.eye(4)[2], "the mean on rank {rank} of 3"',
+        'sum(xs) / 3 + (rank == 1) * 2.0 * torch.eye(4)[2], "rank {rank} of 3"',
     )
     assert reference_faults(lab(root), zygote) == []
 
