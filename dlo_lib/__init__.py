@@ -22,11 +22,13 @@ Rooms (packages), from the lowest floor to the highest; ``CONTRIBUTING.md`` has 
 - ``labkit``: what the checks and figures of several labs share
 - ``cli``: the command `dlo`
 
-Old names, for notebooks that students have:
+Names for programs of users, and for notebooks that students have:
 
 - ``errors``: see ``base``
 - ``text``: see ``base``
 - ``torch_compat``: see ``base``
+- ``progress``: see ``base``
+- ``stop``: see ``base``
 """
 
 __version__ = "0.1.0"

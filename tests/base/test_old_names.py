@@ -1,4 +1,5 @@
-"""Notebooks that students already have import from these names: the modules have moved, the names stay."""
+"""Notebooks that students already have, and programs of users as in slurm/README.md, import from these names:
+the modules have moved, the names stay."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import importlib
 
 import pytest
 
-# What the notebooks of the labs imported before `base` and the rooms of `cluster` existed.
+# What notebooks and the README's program imported before `base` and the rooms of `cluster` existed.
 RELEASED = {
     "dlo_lib.errors": ("dlo_lib.base.errors", "UserError"),
     "dlo_lib.text": ("dlo_lib.base.text", "columns", "tr"),
@@ -16,6 +17,8 @@ RELEASED = {
         "pytorch_ring",
         "pytorch_ring_backward",
     ),
+    "dlo_lib.progress": ("dlo_lib.base.progress", "report"),
+    "dlo_lib.stop": ("dlo_lib.base.stop", "EXIT_STOPPED", "StopRequests"),
     "dlo_lib.cluster.site": ("dlo_lib.cluster.site.description", "sites"),
 }
 

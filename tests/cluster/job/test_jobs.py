@@ -273,7 +273,7 @@ def test_a_wait_continues_while_the_controller_does_not_answer(jean_zay, monkeyp
 
 WAITS_FOR_ITS_SIGNAL = """
 import os, sys, threading
-from dlo_lib import stop
+from dlo_lib.base import stop
 from dlo_lib.train import loop
 from dlo_lib.train.__main__ import main
 

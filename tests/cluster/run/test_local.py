@@ -126,8 +126,8 @@ COMMAND = "echo $$ >> pids; [ -e go ] || { setsid sleep 600 & echo $! >> pids; s
 KERNEL = """
 import sys, time
 from dlo_lib import cluster
-from dlo_lib.cluster import slurm
-slurm.is_available = lambda: False
+from dlo_lib.cluster.slurm import commands
+commands.is_available = lambda: False
 job = cluster.submit(["bash", "-c", sys.argv[1]], sweep=[{"a": 1}, {"a": 2}])
 print(job.record.turns[0].number, flush=True)
 time.sleep(600)
