@@ -7,12 +7,9 @@ Each rule returns the faults that it found, one line with the cure for each faul
 from __future__ import annotations
 
 import ast
-import functools
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 
 from dlo_lib.grading.checks.quiz_question import NAME as QUIZ
 from dlo_lib.grading.lab.declared import CHECKS_FOLDER, HIDDEN
@@ -23,7 +20,6 @@ from dlo_lib.grading.lab.syntax import parsed_cell
 WIDEST = 100  # columns of a line of code
 WIDEST_CHECK = 110  # columns of a line in checks/ and hidden.py
 LONGEST = 60  # lines of a function there
-OLD_CHECKS = Path(__file__).with_name("old_checks.toml")
 EXERCISE = re.compile(r"^\*\*(Core|Optional) · (\d+) min · (?:●○○|●●○|●●●)\*\*$")
 SECTION = "## "
 PREDICTION_MINUTES = 1
@@ -65,37 +61,22 @@ def width_faults(lab: LabSource) -> list[str]:
 
 
 def check_faults(lab: LabSource) -> list[str]:
-    """Return the wide lines and the long functions of ``checks/`` and ``hidden.py``.
-
-    A lab of ``old_checks.toml`` may have the numbers of this file.
-    """
-    wide, long = check_lines(lab)
-    most_wide, most_long = old_checks().get(lab.info.directory, (0, 0))
-    return [*(wide if len(wide) > most_wide else []), *(long if len(long) > most_long else [])]
-
-
-def check_lines(lab: LabSource) -> tuple[list[str], list[str]]:
-    """Return the faults of wide lines, and those of long functions, of ``checks/`` and ``hidden.py``."""
-    wide, long = [], []
+    """Return the wide lines and the long functions of ``checks/`` and ``hidden.py``."""
+    faults = []
     for file in (*sorted((lab.given / CHECKS_FOLDER).glob("*.py")), lab.folder / f"{HIDDEN}.py"):
         text = file.read_text(encoding="utf-8")
         for number, line in enumerate(text.splitlines(), 1):
             if len(line) > WIDEST_CHECK:
-                wide.append(f"{file.name}, line {number} has {len(line)} columns: wrap it at {WIDEST_CHECK}")
+                faults.append(
+                    f"{file.name}, line {number} has {len(line)} columns: wrap it at {WIDEST_CHECK}"
+                )
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > LONGEST:
                     cure = f"divide it into functions of at most {LONGEST}"
-                    long.append(f"{file.name}: {node.name} has {lines} lines: {cure}")
-    return wide, long
-
-
-@functools.cache
-def old_checks() -> Mapping[str, tuple[int, int]]:
-    """Return the labs whose checks are not rewritten yet, with the numbers of their wide lines and long
-    functions."""
-    return {name: tuple(numbers) for name, numbers in tomllib.loads(OLD_CHECKS.read_text()).items()}
+                    faults.append(f"{file.name}: {node.name} has {lines} lines: {cure}")
+    return faults
 
 
 # -- minutes
