@@ -26,7 +26,7 @@ from dlo_lib.base.interpreter import trusted_python
 from dlo_lib.base.ranks_idle import idle_minutes
 from dlo_lib.comm.deadlock.board import Board
 from dlo_lib.launch.frames import stack_as_traceback
-from dlo_lib.launch.meeting import LOOPBACK, MeetingFiles, shared_file
+from dlo_lib.launch.meeting import LOOPBACK, MeetingFiles
 from dlo_lib.launch.seed import Seed, SeededServer
 from dlo_lib.launch.server import READY, REPORT, REQUEST, ServerRequest
 
@@ -300,6 +300,13 @@ def connect_rank() -> tuple[RankFiles, socket.socket, int]:
     os.set_blocking(read, False)
     channel.setblocking(False)
     return RankFiles(channel, read, shared_file()), theirs, write
+
+
+def shared_file() -> IO[bytes]:
+    """Return a file without a name (in memory on Linux), of which nothing is left after a kill."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("dlo-launch"), "wb+", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)
 
 
 def _size(file: IO[bytes]) -> int:

@@ -15,7 +15,6 @@ import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import torch.distributed as dist
 
@@ -128,10 +127,3 @@ def _remove_stale() -> None:
             own = folder.lstat().st_uid == os.geteuid()
             if own and start_time(int(process)) != int(born):
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def shared_file() -> IO[bytes]:
-    """Return a file without a name (in memory on Linux), of which nothing is left after a kill."""
-    if hasattr(os, "memfd_create"):
-        return os.fdopen(os.memfd_create("dlo-launch"), "wb+", buffering=0)
-    return tempfile.TemporaryFile(buffering=0)

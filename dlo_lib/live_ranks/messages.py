@@ -18,7 +18,7 @@ from dlo_lib.launch.rank import HEADER
 RUN, EVALUATE, ASSIGN, COMPLETE, JOIN, INTERRUPT = b"R", b"G", b"S", b"C", b"J", b"I"
 """Requests: run a cell, evaluate an expression, set variables, complete a name, join a new process group,
 stop the cell that runs. A new group comes as host and port of its store in JSON, with the files of its board
-and, at least for rank 0, those of ``launch.rank.Meeting.of``."""
+and, at least for rank 0, those of ``launch.meeting.Meeting.of``."""
 OUTPUT = b"D"
 """From a rank: an output of a cell, as JSON."""
 SIGNAL, BREAK = b"S", b"B"
