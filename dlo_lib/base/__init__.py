@@ -8,6 +8,7 @@ Bad input, files and texts:
 - ``files``: files that are complete or absent
 - ``locks``: a lock on a file
 - ``ownership``: one run owns one folder
+- ``temporary_folders``: temporary folders, and the removal of those of killed processes
 
 Processes:
 

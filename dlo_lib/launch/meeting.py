@@ -8,17 +8,15 @@ port of a rank while the ranks meet can take the place of another.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import socket
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
 
-from dlo_lib.base.lifetime import start_time
+from dlo_lib.base.temporary_folders import locked_folder, remove_stale
 
 LOOPBACK = "127.0.0.1"
 _FOLDER = "dlo-meeting-"  # prefix of a folder among the temporary files
@@ -87,13 +85,13 @@ class MeetingFiles:
     def __init__(self, world_size: int, host: str) -> None:
         self._listener = socket.create_server((host, 0), backlog=max(128, world_size))
         self._store: int | None = None
-        self._folder: str | None = None
+        self._folder: Path | None = None
+        self._lock: int | None = None
         # A rank finds the path of the file in /proc. Without it (macOS), torch's store remains.
         if host == LOOPBACK and Path("/proc/self/fd").exists():
-            _remove_stale()
-            name = f"{_FOLDER}{os.getpid()}-{start_time(os.getpid())}-"
-            self._folder = tempfile.mkdtemp(prefix=name)  # with the mode 0700
-            self._store = os.open(Path(self._folder) / "store", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            remove_stale(_FOLDER)
+            self._folder, self._lock = locked_folder(f"{_FOLDER}{os.getpid()}-")  # with the mode 0700
+            self._store = os.open(self._folder / "store", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
 
     @property
     def port(self) -> int:
@@ -117,13 +115,6 @@ class MeetingFiles:
         self.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def _remove_stale() -> None:
-    """Remove the files of this user's processes that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
-        process, born, *_ = folder.name.removeprefix(_FOLDER).split("-")
-        with contextlib.suppress(OSError, ValueError):
-            own = folder.lstat().st_uid == os.geteuid()
-            if own and start_time(int(process)) != int(born):
-                shutil.rmtree(folder, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None

@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
+from dlo_lib.base import temporary_folders
 from dlo_lib.base.errors import UserError
-from dlo_lib.base.lifetime import start_time
 from dlo_lib.launch import DeadLock, RankFailure, run_ranks
 from dlo_lib.launch.meeting import LOOPBACK, MeetingFiles
 from dlo_lib.live_ranks.transcript import Text
@@ -60,15 +60,19 @@ def test_the_ranks_of_one_machine_meet_where_no_other_user_can_read_and_write():
     assert left.issuperset(mine)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="NOT TESTED HERE: a store in a file (Linux only)")
 def test_the_store_of_a_killed_launch_is_removed_by_the_next_one(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left = tmp_path / "dlo-meeting-4194399-1-a"
-    mine = tmp_path / f"dlo-meeting-{os.getpid()}-{start_time(os.getpid())}-a"
-    for folder in (left, mine):
-        folder.mkdir()
+    monkeypatch.setattr(temporary_folders, "NEW_SECONDS", -1)
+    killed = tmp_path / "dlo-meeting-4194399-a"
+    killed.mkdir()
+    other = MeetingFiles(2, LOOPBACK)
+    (kept,) = (folder for folder in tmp_path.iterdir() if folder != killed)
     files = MeetingFiles(2, LOOPBACK)
     files.remove()
-    assert list(tmp_path.iterdir()) == [mine]
+    assert list(tmp_path.iterdir()) == [kept]
+    other.remove()
+    assert not any(tmp_path.iterdir())
 
 
 def test_each_call_has_fresh_processes():

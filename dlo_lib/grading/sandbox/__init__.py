@@ -5,7 +5,6 @@ The judge's side:
 - ``host``: the handle on all processes of a lab
 - ``remote_worker``: the handle on one worker
 - ``channel``: plain values over a socket
-- ``temporary_folders``: folders of workers, and their removal
 - ``hidden_memory``: memory that no figure of a process shows
 
 From the zygote to a worker:

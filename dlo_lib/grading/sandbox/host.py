@@ -30,7 +30,7 @@ from dlo_lib.grading.sandbox.isolation import Isolation, best_isolation, files_o
 from dlo_lib.grading.sandbox.limits import Limits
 from dlo_lib.grading.sandbox.lockdown import WORK
 from dlo_lib.grading.sandbox.start import WorkerRequest
-from dlo_lib.grading.sandbox.temporary_folders import locked_folder, remove_stale
+from dlo_lib.base.temporary_folders import locked_folder, remove_stale
 
 if TYPE_CHECKING:
     from dlo_lib.grading.sandbox.remote_worker import Worker

@@ -53,7 +53,7 @@ from dlo_lib.grading.lab.source import (
     source_folder,
 )
 from dlo_lib.grading.sandbox.isolation import required_isolation
-from dlo_lib.grading.sandbox.temporary_folders import remove_stale
+from dlo_lib.base.temporary_folders import remove_stale
 
 EXHAUSTED = (Status.TIMEOUT.value, Status.OOM.value)
 LEAST_FREE = 32 << 20  # bytes on the disk of the course; a row needs a few MB

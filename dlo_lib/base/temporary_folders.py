@@ -23,7 +23,8 @@ def locked_folder(prefix: str) -> tuple[Path, int]:
     """
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with contextlib.suppress(OSError):  # a file system without locks, on which nothing is found stale either
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
     return folder, descriptor
 
 

@@ -1,7 +1,9 @@
-"""The removal of temporary folders of killed graders."""
+"""The removal of temporary folders of killed processes."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -11,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from dlo_lib.grading.sandbox import temporary_folders as stale
-from dlo_lib.grading.sandbox.temporary_folders import locked_folder, remove_stale
+from dlo_lib.base import temporary_folders as stale
+from dlo_lib.base.temporary_folders import locked_folder, remove_stale
 
 PREFIX = "dlo-test-stale-"
 OWNER = f"""
 import os, sys, time
-from dlo_lib.grading.sandbox.temporary_folders import locked_folder
+from dlo_lib.base.temporary_folders import locked_folder
 folder, _ = locked_folder({PREFIX!r})
 (folder / "answers").mkdir()
 print(folder, flush=True)
@@ -63,3 +65,16 @@ def test_a_new_folder_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / f"{PREFIX}new").mkdir()
     remove_stale(PREFIX)
     assert (tmp_path / f"{PREFIX}new").is_dir()
+
+
+def test_where_files_have_no_locks_a_folder_is_made_and_none_is_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    folder, descriptor = locked_folder(PREFIX)
+    os.close(descriptor)
+    remove_stale(PREFIX)
+    assert folder.is_dir()
