@@ -5,8 +5,11 @@ What authors of checks import:
 - ``contract``: ``check``, ``scenario``, ``Trial``, ``Wrong`` and ``Run``
 - ``trial``: the ``t`` of every check
 - ``runs``: the run of a scenario on ranks, and the nudge
+- ``asked``: functions of a check that the student's code calls
+- ``claimed``: what the student's process says about itself
 - ``exceptions``: what ends a check
 - ``schedules``: the tables of pipeline schedules
+- ``graph_run``: runs a recorded graph and watches its operations
 - ``graphs``: graphs of a student's function, replayed
 - ``calculation``: where graphs and kernels run
 - ``twins``: the results of twins, cached

@@ -6,6 +6,9 @@ every other type by name, so an object whose ``==`` always returns True never ar
 nothing: it builds only these types, within limits of size and depth. A value that passes is a copy; it keeps
 its strides, but not ``requires_grad``.
 
+Two more types pass in one direction each. A check sends ``Asked``, which becomes a stand-in on the student's
+side; a scenario that uses ``claimed`` sends ``Claimed``. Both are refused where they are not expected.
+
     frame = [u64 length of JSON] [u64 length of safetensors] JSON safetensors
 """
 
@@ -22,6 +25,9 @@ import numpy
 import safetensors.torch
 import torch
 from torch import Tensor
+
+from dlo_lib.grading.checks.asked import Asked
+from dlo_lib.grading.checks.claimed import Claimed
 
 HEAD = struct.Struct(">QQ")
 MAX_JSON, MAX_TENSORS = 1 << 20, 256 << 20  # bytes the judge accepts from a student's process
@@ -40,24 +46,35 @@ DATACLASSES = {
 """Frozen dataclasses that are plain data: name → module."""
 
 
+StandIn = Callable[[int, str], Any]
+"""Returns the stand-in for the function of a check with this number and name."""
+
+
 class NotPlain(Exception):
     """A value that is not plain data, or bytes that do not encode plain data."""
 
 
-def pack(value: Any) -> bytes:
-    """Encode ``value`` as one frame.
+def pack(value: Any, asked: list[Asked] | None = None) -> bytes:
+    """Encode ``value`` as one frame. The functions of the check in it are added to ``asked``; None: there
+    may be none.
 
     Raises:
         NotPlain: ``value`` is not plain data.
     """
-    tensors: dict[str, Tensor] = {}
-    tree = json.dumps(_encode(value, tensors, 0)).encode()
-    blob = safetensors.torch.save(tensors) if tensors else b""
+    parts = _Parts({}, asked)
+    tree = json.dumps(_encode(value, parts, 0)).encode()
+    blob = safetensors.torch.save(parts.tensors) if parts.tensors else b""
     return HEAD.pack(len(tree), len(blob)) + tree + blob
 
 
-def unpack(frame: bytes | bytearray | memoryview) -> Any:
+def unpack(
+    frame: bytes | bytearray | memoryview, stand_in: StandIn | None = None, claims: bool = False
+) -> Any:
     """Decode one complete frame.
+
+    Args:
+        stand_in: makes what a function of a check becomes; None: there may be none.
+        claims: whether the sender may mark values as ``Claimed``.
 
     Raises:
         NotPlain: :func:`pack` could not have written it, or it exceeds the limits of depth and number.
@@ -65,7 +82,7 @@ def unpack(frame: bytes | bytearray | memoryview) -> Any:
     try:
         length, _ = HEAD.unpack_from(frame)
         tree = json.loads(bytes(frame[HEAD.size : HEAD.size + length]))
-        return _Decoder(_tensors(bytes(frame[HEAD.size + length :]))).decode(tree, 0)
+        return _Decoder(_tensors(bytes(frame[HEAD.size + length :])), stand_in, claims).decode(tree, 0)
     except NotPlain:
         raise
     except (RecursionError, MemoryError) as error:
@@ -83,13 +100,13 @@ def _tensors(blob: bytes) -> dict[str, Tensor]:
     return safetensors.torch.load(blob)
 
 
-def round_trip(value: Any) -> Any:
-    """Encode and decode ``value``.
+def round_trip(value: Any, claims: bool = False) -> Any:
+    """Encode and decode ``value``, which may hold a ``Claimed`` only with ``claims``.
 
     Raises:
         NotPlain: as :func:`pack` and :func:`unpack`.
     """
-    return unpack(pack(value))
+    return unpack(pack(value), claims=claims)
 
 
 def frame_length(buffer: bytes | bytearray, limited: bool = True) -> int | None:
@@ -106,32 +123,43 @@ def frame_length(buffer: bytes | bytearray, limited: bool = True) -> int | None:
     return HEAD.size + tree + blob
 
 
-def _encode(value: Any, tensors: dict[str, Tensor], depth: int) -> Any:
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """What a frame holds besides its tree."""
+
+    tensors: dict[str, Tensor]
+    asked: list[Asked] | None
+
+
+def _encode(value: Any, parts: _Parts, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise NotPlain("nested too deep")
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, numpy.generic):
-        return _encode(value.item(), tensors, depth + 1)
+        return _encode(value.item(), parts, depth + 1)
     if isinstance(value, Tensor):
-        return _encode_tensor(value, tensors)
+        return _encode_tensor(value, parts.tensors)
     if isinstance(value, torch.dtype) and str(value).removeprefix("torch.") in DTYPES:
         return {"$dtype": str(value).removeprefix("torch.")}
     if isinstance(value, list):
-        return [_encode(item, tensors, depth + 1) for item in value]
+        return [_encode(item, parts, depth + 1) for item in value]
     if isinstance(value, tuple):
-        return {"$tuple": [_encode(item, tensors, depth + 1) for item in value]}
+        return {"$tuple": [_encode(item, parts, depth + 1) for item in value]}
     if isinstance(value, dict):
-        return {
-            "$dict": [[_encode_key(key), _encode(item, tensors, depth + 1)] for key, item in value.items()]
-        }
+        return {"$dict": [[_encode_key(key), _encode(item, parts, depth + 1)] for key, item in value.items()]}
     kind = type(value)
     if DATACLASSES.get(kind.__name__) == kind.__module__:
         fields = [field.name for field in dataclasses.fields(value)]
         return {
             "$data": kind.__name__,
-            "fields": {name: _encode(getattr(value, name), tensors, depth + 1) for name in fields},
+            "fields": {name: _encode(getattr(value, name), parts, depth + 1) for name in fields},
         }
+    if isinstance(value, Asked) and parts.asked is not None:
+        parts.asked.append(value)
+        return {"$asked": len(parts.asked) - 1, "name": value.name}
+    if kind is Claimed:
+        return {"$claimed": _encode(value.said, parts, depth + 1)}
     raise NotPlain(
         f"an object of type {kind.__name__[:60]} (plain are numbers, "
         "strings, tensors, lists, tuples, dicts and None)"
@@ -161,7 +189,7 @@ def _encode_tensor(value: Tensor, tensors: dict[str, Tensor]) -> dict[str, Any]:
 class _Decoder:
     """Builds values from a parsed tree; checks every tag and every type."""
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
+    def __init__(self, tensors: dict[str, Tensor], stand_in: StandIn | None, claims: bool) -> None:
         self.tensors = tensors
         self.items = 0
         self.tags: dict[str, Callable[[dict[str, Any], int], Any]] = {
@@ -171,6 +199,10 @@ class _Decoder:
             "$tensor": self._tensor,
             "$data": self._dataclass,
         }
+        if stand_in is not None:
+            self.tags["$asked"] = lambda node, depth: stand_in(int(node["$asked"]), str(node["name"]))
+        if claims:
+            self.tags["$claimed"] = lambda node, depth: Claimed(self.decode(node["$claimed"], depth))
 
     def decode(self, node: Any, depth: int) -> Any:
         self.items += 1

@@ -48,6 +48,7 @@ from types import CodeType
 from typing import Any, Protocol
 
 from dlo_lib.comm.calls import Kind
+from dlo_lib.grading.checks.claimed import claimed
 from dlo_lib.grading.checks.exceptions import Late, NotWritten, Unmeasured, Wrong
 from dlo_lib.grading.checks.runs import Nudge, Run
 from dlo_lib.grading.checks.trial import Trial
@@ -65,10 +66,11 @@ __all__ = [
     "Unmeasured",
     "Wrong",
     "check",
+    "claimed",
     "scenario",
 ]
 
-SCENARIO_NAMES = frozenset({"torch", "dist", "mark"})
+SCENARIO_NAMES = frozenset({"torch", "dist", "mark", "claimed"})
 
 
 class Student(Protocol):
@@ -87,6 +89,14 @@ class Student(Protocol):
 
         For a function that takes or returns what is not plain data, such as another function. It starts no
         process: a run on one rank starts one and loads all cells again.
+        """
+        ...
+
+    def fresh(self, scenario: Scenario, **inputs: Any) -> Any:
+        """Return the result of ``scenario`` in a process that has run nothing but the cells.
+
+        What must survive a process is saved in one and loaded in another: two calls, of which the first
+        returns what the second gets. Costs the start of a process, and its cells.
         """
         ...
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlo_lib.base.text import tr
+from dlo_lib.grading.checks.claimed import ClaimScored
 from dlo_lib.grading.checks.codec import NotPlain
 from dlo_lib.grading.checks.contract import (
     Check,
@@ -113,6 +114,8 @@ def _verdict(
     except MemoryError:
         text = tr("to read what came back takes more memory than the grader has for it")
         return Status.OOM, text, text
+    except ClaimScored as error:
+        return _grader_error(f"TypeError: {error}")
     except Exception as error:  # noqa: BLE001  an error in the check
         reason = f"{type(error).__name__}: {error}"
         if watched.answered and isinstance(error, OF_AN_ANSWER):
@@ -159,6 +162,11 @@ class _Watched:
 
     def run(self, scenario: Scenario, **inputs: Any) -> Any:
         value = self._student.run(scenario, **inputs)
+        self.answered = True
+        return value
+
+    def fresh(self, scenario: Scenario, **inputs: Any) -> Any:
+        value = self._student.fresh(scenario, **inputs)
         self.answered = True
         return value
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from dlo_lib.base.text import tr
+from dlo_lib.grading.checks.asked import Asked
+from dlo_lib.grading.checks.claimed import Claimed, refuse_claims
 from dlo_lib.grading.checks.exceptions import Wrong
 from dlo_lib.grading.checks.words import agreeing, words_of
 
@@ -70,6 +72,25 @@ class Trial:
                 return case
         raise RuntimeError(f"none of {MOST_DRAWS} drawn cases is accepted: draw from other cases")
 
+    def asked(
+        self,
+        function: Callable[..., Any],
+        calls: int,
+        *,
+        raises: Iterable[type[Exception]] = (),
+        too_many: str = "`{name}` was called more than {calls} times",
+    ) -> Asked:
+        """Return an argument for the student's code: it calls ``function``, and the check answers.
+
+        ``function`` runs in the process of the check, which counts (``.count``), and neither it nor what it
+        knows is in the student's process. Arguments and results are plain data.
+
+        Args:
+            calls: the largest number of calls; one more ends the check with ``too_many``.
+            raises: exceptions of ``function`` that reach the student's code.
+        """
+        return Asked(function, calls, raises, too_many)
+
     # -- comparisons
 
     def explain(self, words: str) -> None:
@@ -80,9 +101,11 @@ class Trial:
         """Check that ``truth`` is True; otherwise the student reads ``message`` with ``values`` filled in.
 
         Raises:
+            ClaimScored: ``truth`` is only what the student's process says.
             TypeError: ``truth`` is not a bool; a tensor or another object that is truthy proves nothing.
         """
         self.compared += 1
+        refuse_claims(truth)
         if type(truth) is not bool:
             raise TypeError(f"t.that wants a real bool, not a {type(truth).__name__}: write bool(...)")
         if not truth:
@@ -99,6 +122,7 @@ class Trial:
         is not 2).
         """
         message = "{what} is {got}, expected {want}"
+        refuse_claims(got, want)
         self._claim(_same(got, want), _Name(what, values), message, got=_Short(got), want=_Short(want))
 
     def number(self, got: Any, what: str, /, **values: object) -> float | int:
@@ -106,7 +130,12 @@ class Trial:
         return self._number(got, _Name(what, values))
 
     def items(self, got: Any, length: int, what: str, /, **values: object) -> list[Any]:
-        """Check that ``got`` is a list or tuple of ``length`` values; return them as a list."""
+        """Check that ``got`` is a list or tuple of ``length`` values; return them as a list.
+
+        A value of them may be claimed.
+        """
+        if isinstance(got, Claimed):
+            refuse_claims(got)
         name = _Name(what, values)
         good = type(got) in (list, tuple) and len(got) == length
         message = "{what} should be {length} values, not {got}"
@@ -141,6 +170,7 @@ class Trial:
 
         Tensors must have the same shape and dtype, and be finite where ``want`` is. Numbers must be finite.
         """
+        refuse_claims(want)
         name = _Name(what, values)
         if not isinstance(want, Tensor):
             self._number(got, name)
@@ -161,6 +191,7 @@ class Trial:
         self._claim(near, name, "{what} is off by up to {error:.3g}", error=largest)
 
     def _number(self, got: Any, name: _Name) -> float | int:
+        refuse_claims(got)
         self._claim(type(got) in (int, float), name, "{what} should be a number, not {got}", got=_Short(got))
         self._claim(_finite(got), name, "{what} is {got}, not a finite number", got=_Short(got))
         return got if abs(got) < 2**63 else float(got)  # arithmetic with a huge int would raise in the check
@@ -168,6 +199,7 @@ class Trial:
     def _tensor(
         self, got: Any, name: _Name, shape: Sequence[int] | None, dtype: torch.dtype | None
     ) -> Tensor:
+        refuse_claims(got)
         self._claim(type(got) is Tensor, name, "{what} should be a tensor, not {got}", got=_Short(got))
         if shape is not None:
             has, wanted = tuple(got.shape), tuple(shape)

@@ -22,7 +22,7 @@ from typing import Any
 
 from dlo_lib.base.text import tr
 from dlo_lib.comm.deadlock.vocabulary import what, where
-from dlo_lib.grading.checks.codec import NotPlain, unpack
+from dlo_lib.grading.checks.codec import NotPlain, pack
 from dlo_lib.grading.checks.contract import Nudge, Run, Scenario, Wrong
 from dlo_lib.grading.checks.faults import CELL_FILE, Fault, fault_from
 from dlo_lib.grading.checks.outcome import Ended, Status
@@ -33,7 +33,7 @@ from dlo_lib.grading.lab.syntax import imported_modules
 from dlo_lib.grading.sandbox.host import Zygote
 from dlo_lib.grading.sandbox.remote_worker import Worker, charged_seconds, deadline_after
 from dlo_lib.grading.switch.exchange import Exchange
-from dlo_lib.grading.switch.scenario import as_wrong, code_of, finished_run, has_marks
+from dlo_lib.grading.switch.scenario import as_wrong, code_of, finished_run, has_claims, has_marks
 from dlo_lib.grading.switch.server import SwitchServer
 from dlo_lib.grading.switch.wire import Frame
 
@@ -105,6 +105,11 @@ class Attempt:
         finally:
             for worker in workers:
                 self._end(worker)
+
+    def renew(self) -> None:
+        """Kill the process if it has run more than the cells: the next call starts a new one."""
+        if self._worker is not None and self._worker.used:
+            self.close()
 
     def close(self) -> None:
         """Kill the process."""
@@ -178,6 +183,16 @@ class RemoteStudent:
             raise AttributeError(name)
         return lambda *args, **kwargs: self._ask(do="call", name=name, args=list(args), kwargs=kwargs)
 
+    def fresh(self, scenario: Scenario, **inputs: Any) -> Any:
+        """Return the result of ``scenario`` in a process that has run nothing but the cells.
+
+        Raises:
+            TypeError: an input is a function of the check.
+        """
+        pack(inputs)  # no function of the check: a notebook runs it in another process
+        self._attempt.renew()
+        return self.run(scenario, **inputs)
+
     def get(self, name: str) -> Any:
         """Return the value of a name; that of the quiz is read once."""
         if name != QUIZ:
@@ -188,7 +203,8 @@ class RemoteStudent:
 
     def run(self, scenario: Scenario, **inputs: Any) -> Any:
         """Return the result of ``scenario`` in the process for calls."""
-        return self._ask(do="run", name=scenario.name, source=scenario.source, inputs=inputs)
+        source = scenario.source
+        return self._ask(has_claims(scenario), do="run", name=scenario.name, source=source, inputs=inputs)
 
     def ranks(
         self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]], nudge: Nudge | None = None
@@ -201,7 +217,7 @@ class RemoteStudent:
             code = base64.b64encode(code_of(scenario)).decode()
             shared = {"do": "rank", "name": scenario.name, "code": code, "world": world}
             for rank, (worker, inputs) in enumerate(zip(workers, inputs_per_rank)):
-                worker.post(deadline, **shared, rank=rank, inputs=dict(inputs))
+                worker.post(deadline, has_claims(scenario), **shared, rank=rank, inputs=dict(inputs))
             self._attempt.show_own_lines()
             files = {f"<cell {cell.id}>" for cell in self._attempt.cells} | {f"<scenario {scenario.name}>"}
             judged = JudgedRanks(workers, deadline, files)
@@ -221,15 +237,17 @@ class RemoteStudent:
             values = [judged.answers[rank].get("value") for rank in range(world)]
         return finished_run(values, service, scenario, nudge, partial(self.ranks, scenario, inputs_per_rank))
 
-    def _ask(self, **request: Any) -> Any:
+    def _ask(self, claims: bool = False, **request: Any) -> Any:
         worker = self._attempt.worker()
         try:
             with self._timed([worker]) as deadline:
-                answer = worker.ask(deadline, **request)
+                answer = worker.ask(deadline, claims, **request)
         except (Ended, NotPlain) as error:
             self._attempt.budget.note(error)
             self._attempt.close()  # the next call starts a new process
+            _raise_refusals(worker)
             raise
+        _raise_refusals(worker)
         if "fault" in answer:
             raise self._wrong(fault_from(answer["fault"]))
         return answer.get("value")
@@ -286,7 +304,8 @@ class JudgedRanks:
         """Store the answer of a rank; return False if it is a fault, None if ``frame`` is no answer."""
         content = frame.to_bytes()
         self._workers[rank].channel.require_expected(content, len(content))
-        answer = self._workers[rank].match_answer(unpack(content))
+        worker = self._workers[rank]
+        answer = worker.match_answer(worker.channel.decoded(content))
         if answer is None:
             return None
         self.answers[rank] = answer
@@ -321,6 +340,12 @@ class JudgedRanks:
     @property
     def _failed(self) -> bool:
         return any("fault" in answer for answer in self.answers.values())
+
+
+def _raise_refusals(worker: Worker) -> None:
+    """Raise the reason for which a function of the check refused a call: the rest follows from it."""
+    for asked in worker.asked:
+        asked.raise_refusal()
 
 
 def _on(rank: int, ended: Ended, exchange: Exchange) -> Ended:

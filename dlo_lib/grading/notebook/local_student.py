@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
 from dlo_lib.base.text import tr
+from dlo_lib.grading.checks.asked import Asked, Refused, result_of
 from dlo_lib.grading.checks.codec import NotPlain, pack, round_trip, unpack
 from dlo_lib.grading.checks.contract import Late, Nudge, Run, Scenario, Wrong
-from dlo_lib.grading.checks.faults import Fault, fault_of
+from dlo_lib.grading.checks.faults import Fault, fault_from, fault_of
 from dlo_lib.grading.notebook.time_limit import TooLong, time_limit
 from dlo_lib.grading.switch.local import LocalSwitch, connected_link
 from dlo_lib.grading.switch.scenario import (
@@ -26,6 +28,7 @@ from dlo_lib.grading.switch.scenario import (
     call_scenario,
     code_of,
     finished_run,
+    has_claims,
     has_marks,
     names_used,
     run_scenario,
@@ -56,23 +59,53 @@ class LocalStudent:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             function = self.get_object(name)
-            sent_args, sent_kwargs = round_trip(args), round_trip(kwargs)
-            return self._limited(lambda: function(*sent_args, **sent_kwargs))
+            (sent_args, sent_kwargs), asked = _sent([args, kwargs])
+            return self._limited(lambda: function(*sent_args, **sent_kwargs), asked)
 
         return call
 
     def run(self, scenario: Scenario, **inputs: Any) -> Any:
         """Return the result of ``scenario`` in this process."""
         student = DirectNames({name: self.get_object(name) for name in names_used(scenario)})
-        sent = round_trip(inputs)
-        return self._limited(lambda: call_scenario(scenario, student, sent))
+        sent, asked = _sent(inputs)
+        return self._limited(
+            lambda: call_scenario(scenario, student, sent), asked, claims=has_claims(scenario)
+        )
 
-    def _limited(self, call: Callable[[], Any]) -> Any:
+    def fresh(self, scenario: Scenario, **inputs: Any) -> Any:
+        """Return the result of ``scenario`` in a new process, which gets copies of the names that it uses.
+
+        Raises:
+            NotPlain: an input is not plain data; a function of the check is not.
+        """
+        objects = {name: self.get_object(name) for name in names_used(scenario)}
+        sent = pack(inputs)
+        try:
+            (answer,) = run_ranks(_alone, 1, scenario, objects, sent, timeout=self._seconds)
+        except RankFailure as failure:
+            raise _as_wrong_answer(failure) from failure
+        found = unpack(answer, claims=has_claims(scenario))
+        if "fault" in found:
+            raise as_wrong(fault_from(found["fault"]))
+        return found["value"]
+
+    def _limited(self, call: Callable[[], Any], asked: Sequence[Asked] = (), claims: bool = False) -> Any:
         """Return the result of ``call``, the student's code, as plain data.
 
         Raises:
-            Wrong: it raised an exception, did not end in time, or returned something else.
+            Wrong: it raised an exception, did not end in time, or returned something else; or one of
+                ``asked``, the functions of the check, refused a call.
         """
+        try:
+            return self._result(call, claims)
+        except Refused:
+            pass  # a function of the check says why
+        finally:
+            for each in asked:
+                each.raise_refusal()
+        raise Wrong(tr("your code raised Refused"), tr("your code raised an exception"))
+
+    def _result(self, call: Callable[[], Any], claims: bool) -> Any:
         try:
             with time_limit(self._seconds):
                 result = call()
@@ -80,7 +113,7 @@ class LocalStudent:
             raise Late(late.message(self._seconds), tr("your code did not end in time")) from None
         except (Exception, SystemExit) as error:
             raise as_wrong(fault_of(error)) from error
-        return _round_trip_result(result)
+        return _round_trip_result(result, claims)
 
     def get(self, name: str) -> Any:
         """Return the value of a name, as plain data."""
@@ -131,7 +164,8 @@ class LocalStudent:
             raise _as_wrong_answer(failure) from failure
         assert switch.service is not None  # every rank has returned, so all were connected
         repeat = partial(self.ranks, scenario, inputs_per_rank)
-        return finished_run([unpack(answer) for answer in answers], switch.service, scenario, nudge, repeat)
+        results = [unpack(answer, claims=has_claims(scenario)) for answer in answers]
+        return finished_run(results, switch.service, scenario, nudge, repeat)
 
 
 def _on_rank(
@@ -142,9 +176,40 @@ def _on_rank(
         return pack(run_scenario(name, code, DirectNames(objects), rank, world, unpack(inputs[rank]), link))
 
 
-def _round_trip_result(result: Any) -> Any:
+def _alone(scenario: Scenario, objects: Mapping[str, Any], inputs: bytes) -> bytes:
+    """Run a scenario in a new process; return its packed value or fault."""
     try:
-        return round_trip(result)
+        return pack({"value": call_scenario(scenario, DirectNames(objects), unpack(inputs))})
+    except NotPlain as error:
+        return pack({"fault": asdict(Fault("NotPlain", str(error)))})
+    except (Exception, SystemExit) as error:  # noqa: BLE001  the caller raises it
+        return pack({"fault": asdict(fault_of(error))})
+
+
+def _sent(value: Any) -> tuple[Any, list[Asked]]:
+    """Return a copy of what is passed to the student's code, and the functions of the check in it."""
+    asked: list[Asked] = []
+    frame = pack(value, asked)
+    return unpack(frame, stand_in=lambda index, name: _stand_in(asked[index])), asked
+
+
+def _stand_in(asked: Asked) -> Callable[..., Any]:
+    """Return what the student's code calls; it passes plain data both ways, as in grading."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            sent_args, sent_kwargs = round_trip([list(args), kwargs])
+        except NotPlain as error:
+            raise TypeError(f"{asked.name} takes plain data, not {error}") from None
+        return result_of(round_trip(asked.answer(sent_args, sent_kwargs)))
+
+    call.__name__ = call.__qualname__ = asked.name
+    return call
+
+
+def _round_trip_result(result: Any, claims: bool = False) -> Any:
+    try:
+        return round_trip(result, claims)
     except NotPlain as error:
         raise as_wrong(Fault("NotPlain", str(error))) from error
 

@@ -12,6 +12,7 @@ From the zygote to a worker:
 - ``zygote``: imports torch once, and forks the workers
 - ``start``: prepares a worker in the fork
 - ``worker``: the loop in the student's process
+- ``asking``: the stand-ins for the functions of a check
 - ``rehearsal``: runs its steps once before the fork
 - ``huge_pages``: makes a fork cheaper
 - ``compiled``: files that are compiled beforehand

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dlo_lib.grading.checks.codec import HEAD, NotPlain, frame_length, pack, unpack
+from dlo_lib.grading.checks.asked import MOST_BYTES, Asked
+from dlo_lib.grading.checks.codec import HEAD, NotPlain, StandIn, frame_length, pack, unpack
 
 PIECE = 1 << 20
 LONG = 4096  # bytes of a frame that is decoded only if it is expected
@@ -34,13 +35,19 @@ class Channel:
         self._buffer = bytearray()
         self.expected = b""
         """How the content of a long frame must begin; empty: in any way."""
+        self.call = b""
+        """How the content of a longer call of a function of the check begins; empty: there are none."""
+        self.claims = False
+        """Whether the other end may mark values as ``Claimed``."""
+        self.stand_in: StandIn | None = None
+        """Makes what a function of a check becomes at this end."""
 
     def fileno(self) -> int:
         """Return the descriptor, for ``select``."""
         return self.line.fileno()
 
-    def send(self, value: Any, deadline: float | None = None) -> None:
-        """Send one value.
+    def send(self, value: Any, deadline: float | None = None, asked: list[Asked] | None = None) -> None:
+        """Send one value. The functions of the check in it are added to ``asked``.
 
         Raises:
             NotPlain: ``value`` is not plain data.
@@ -48,7 +55,7 @@ class Channel:
                 seconds).
             OSError: the other end is closed.
         """
-        data = memoryview(pack(value))
+        data = memoryview(pack(value, asked))
         if deadline is None:
             self.line.sendall(data)
             return
@@ -90,7 +97,15 @@ class Channel:
         if len(self._buffer) < length:
             return None
         frame, self._buffer = self._buffer, self._buffer[length:]  # usually all of it: no copy
-        return (unpack(memoryview(frame)[:length]),)
+        return (self.decoded(memoryview(frame)[:length]),)
+
+    def decoded(self, frame: bytes | memoryview) -> Any:
+        """Return the value of a complete frame from the other end.
+
+        Raises:
+            NotPlain: it is not plain data.
+        """
+        return unpack(frame, self.stand_in, self.claims)
 
     def require_expected(self, frame: bytes | bytearray, length: int) -> None:
         """Check the beginning of a frame of ``length`` bytes, of which the first ones are in ``frame``.
@@ -98,8 +113,12 @@ class Channel:
         Raises:
             NotPlain: it is long, and its content does not begin with ``expected``.
         """
-        begins = bytes(frame[HEAD.size : HEAD.size + len(self.expected)])
-        if length > LONG and not self.expected.startswith(begins):
+        if length <= LONG or self.expected.startswith(
+            bytes(frame[HEAD.size : HEAD.size + len(self.expected)])
+        ):
+            return
+        begins = bytes(frame[HEAD.size : HEAD.size + len(self.call)])
+        if not self.call or length > MOST_BYTES or not self.call.startswith(begins):
             raise NotPlain("a long message that is no answer")
 
     def pump(self) -> bool:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dlo_lib.base.text import tr
+from dlo_lib.grading.checks.asked import Asked
 from dlo_lib.grading.checks.codec import NotPlain
 from dlo_lib.grading.checks.outcome import Ended, Status
 from dlo_lib.grading.sandbox.cgroups import Group
@@ -52,6 +53,7 @@ from dlo_lib.grading.switch.memory import exact_bytes, mapped_bytes
 
 MAX_NOISE = 10_000
 ANSWER = '{{"$dict": [["id", {}], '  # how the codec writes the beginning of an answer
+CALL = '{{"$dict": [["asks", {}], '  # and that of a call of a function of the check
 # A worker with one task has its time, whether it computes or sleeps. Of several tasks, the judge does not
 # know which one the others wait for.
 IDLE_FACTOR, IDLE_FACTOR_OF_SEVERAL = 1.0, 2.0
@@ -111,6 +113,10 @@ class Worker:
         self._number = 0
         self._cells: set[str] = set()  # the cells of the last question
         self._noise = 0
+        self.asked: list[Asked] = []
+        """The functions of the check that the last question holds."""
+        self.used = False
+        """True once a question other than to load cells was asked."""
         self._given: float | None = None
         self._answered, self._looked = True, 0.0
         self.computed = 0.0
@@ -119,27 +125,30 @@ class Worker:
         self._before = self._after = self.usage()
         self._busy_judge = _busy_seconds()
 
-    def ask(self, deadline: float, **request: Any) -> dict[str, Any]:
-        """Send a question and return its answer, a dict with ``value`` or ``fault``.
+    def ask(self, deadline: float, claims: bool = False, **request: Any) -> dict[str, Any]:
+        """Send a question and return its answer, a dict with ``value`` or ``fault``. ``claims``: a value in
+        it may be claimed.
 
         Raises:
             Ended: the worker has ended, exceeded its memory limit, or not answered by ``deadline`` (in
                 ``time.monotonic`` seconds).
             NotPlain: the answer is not plain data.
         """
-        self.post(deadline, **request)
+        self.post(deadline, claims, **request)
         return self.collect(deadline)
 
-    def post(self, deadline: float, **request: Any) -> None:
-        """Send a question without waiting for its answer."""
+    def post(self, deadline: float, claims: bool = False, **request: Any) -> None:
+        """Send a question without waiting for its answer, in which values may be claimed if ``claims``."""
         self._number = secrets.randbits(62)  # an answer prepared in advance cannot contain it
         self.channel.expected = ANSWER.format(self._number).encode()
+        self.channel.claims = claims
+        self.asked, self.used = [], self.used or request["do"] != "load"
         self._asked, self._before, self._given = time.monotonic(), self.usage(), None
         self._busy_judge = _busy_seconds()
         self._answered = False
         self._cells = {cell["id"] for cell in request.get("cells", ())}
         try:
-            self.channel.send({"id": self._number, **request}, deadline)
+            self.channel.send({"id": self._number, **request}, deadline, self.asked)
         except DeadlineExceeded:
             raise Ended(Status.TIMEOUT, tr("your process does not read the judge's questions")) from None
         except OSError:
@@ -149,7 +158,11 @@ class Worker:
         """Wait for the answer to the last question."""
         while True:
             try:
-                answer = self.match_answer(self.channel.receive(deadline, self.check_memory))
+                self.channel.call = CALL.format(self._number).encode() if self.asked else b""
+                message = self.channel.receive(deadline, self.check_memory)
+                if self._answer_call(message, deadline):
+                    continue
+                answer = self.match_answer(message)
             except DeadlineExceeded:
                 if (more := self.more_time(deadline)) > 0:
                     deadline = deadline_after(more)
@@ -161,6 +174,25 @@ class Worker:
                 raise self.ended() from None
             if answer is not None:
                 return answer
+
+    def _answer_call(self, message: Any, deadline: float) -> bool:
+        """Answer ``message`` if it calls a function of the check; return whether it does.
+
+        Raises:
+            Ended: the worker calls again and again after a refusal.
+            DeadlineExceeded: it does not read the answer.
+        """
+        if type(message) is not dict or message.get("asks") != self._number or not self.asked:
+            return False
+        index = message.get("function")
+        if type(index) is not int or not 0 <= index < len(self.asked):
+            return False
+        asked = self.asked[index]
+        answer = asked.answer(message.get("args"), message.get("kwargs"))
+        if asked.overrun:
+            raise Ended(Status.TIMEOUT, tr("your code calls `{name}` again and again", name=asked.name))
+        self.channel.send(answer, deadline)
+        return True
 
     def match_answer(self, message: Any) -> dict[str, Any] | None:
         """Return ``message`` if it is the answer to the last question; otherwise count it as noise and return

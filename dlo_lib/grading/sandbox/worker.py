@@ -38,6 +38,7 @@ from dlo_lib.base.worker_start import start_workers_by_fork
 from dlo_lib.grading.checks.codec import DATACLASSES, NotPlain, pack
 from dlo_lib.grading.checks.contract import Scenario
 from dlo_lib.grading.checks.faults import Fault, fault_of
+from dlo_lib.grading.sandbox.asking import Asking
 from dlo_lib.grading.sandbox.channel import Channel
 from dlo_lib.grading.sandbox.without_compiler import use_operators_in_compiled_code
 from dlo_lib.grading.switch.link import Link
@@ -120,6 +121,7 @@ def seed() -> None:
 def serve(line: socket.socket) -> None:
     """Answer requests until the judge closes the channel."""
     channel = Channel(line, limited=False)
+    asking = Asking(channel)
     dlo_lib.grading.Lab = SilentLab  # type: ignore[misc,assignment]
     dlo_lib.launch.run_ranks = refuse_ranks  # type: ignore[assignment]
     sys.argv = ["notebook"]
@@ -130,6 +132,7 @@ def serve(line: socket.socket) -> None:
             request = channel.receive()
         except (EOFError, OSError):
             return
+        asking.begin(request["id"])
         try:
             reply = {"id": request["id"], "value": _answer(request, shell.user_ns, channel)}
             pack(reply)
@@ -137,6 +140,7 @@ def serve(line: socket.socket) -> None:
             reply = {"id": request["id"], "fault": asdict(Fault("NotPlain", str(error)))}
         except BaseException as error:  # noqa: BLE001  each error of the student's code becomes a reply
             reply = {"id": request["id"], "fault": asdict(fault_of(error))}
+        asking.end()
         channel.send(reply)
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dlo_lib.base.text import tr
+from dlo_lib.grading.checks.claimed import claimed
 from dlo_lib.grading.checks.contract import NotWritten, Nudge, Run, Scenario, Wrong
 from dlo_lib.grading.checks.faults import Fault
 from dlo_lib.grading.switch.backend import join
@@ -33,7 +34,7 @@ def run_scenario(
     the student's names.
     """
     join(link, rank, world)
-    scope: dict[str, Any] = {"torch": torch, "dist": dist}
+    scope: dict[str, Any] = {"torch": torch, "dist": dist, "claimed": claimed}
     exec(_with_mark(marshal.loads(code), functools.partial(_MARK, link)), scope)
     result = scope[name](student, rank, world, **inputs)
     link.report_unwaited()
@@ -42,7 +43,7 @@ def run_scenario(
 
 def call_scenario(scenario: Scenario, student: Any, inputs: Mapping[str, Any]) -> Any:
     """Run a scenario from its source without ranks, in the process that answers calls."""
-    scope: dict[str, Any] = {"torch": torch}
+    scope: dict[str, Any] = {"torch": torch, "claimed": claimed}
     exec(compile(scenario.source, f"<scenario {scenario.name}>", "exec"), scope)
     return scope[scenario.name](student, **inputs)
 
@@ -74,6 +75,11 @@ def _with_mark(code: CodeType, mark: Callable[[str], None]) -> CodeType:
 def has_marks(scenario: Scenario) -> bool:
     """Return True if the memory of ranks is read in this scenario."""
     return "mark(" in scenario.source
+
+
+def has_claims(scenario: Scenario) -> bool:
+    """Return True if this scenario marks values as claimed."""
+    return "claimed(" in scenario.source
 
 
 class DirectNames:
