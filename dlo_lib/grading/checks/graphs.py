@@ -2,67 +2,25 @@
 
 Graph breaks cannot be counted in the student's process, where any function can be patched. But a graph is
 straight-line code. If a single graph, run here on new inputs, gives the values of the twin on both sides of
-every branch, then it contains the whole computation. The graph is data of
-``dlo_lib.profiling.compile_capture``; nothing in it is trusted.
+every branch, then it contains the whole computation. So a check gets the graph first, and draws the inputs of
+the replay afterwards. The graph is data of ``dlo_lib.profiling.compile_capture``; nothing in it is trusted.
 
-Only operations of a list are run, on tensors of at most ``MOST_ELEMENTS`` elements. The sizes are computed
-first on the ``meta`` device, without memory. Cost: that of the graph, twice.
+``observed`` also tells what each operation reads and makes. Under the judge the calculator runs and observes
+graphs, in a separate process.
 """
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.calculation import calculator
 from dlo_lib.grading.checks.contract import scenario
 from dlo_lib.grading.checks.exceptions import Wrong
-
-MOST_ELEMENTS, MOST_NODES, MOST_DIGITS = 1 << 17, 2000, 1 << 62
-MOST_TOGETHER, MOST_ITEMS = 1 << 24, 1000  # elements of all results of a graph; items of a list
-
-TENSOR_NAMES = """
-abs add addcdiv addcmul addmm all amax amin any arange argmax argmin argsort baddbmm bfloat16 bitwise_and
-bitwise_not bitwise_or bmm bool broadcast_to cat ceil chunk clamp clamp_max clamp_min clip clone contiguous
-copy cos cumprod cumsum detach diagonal div divide double einsum eq exp expand expand_as expm1 eye fill
-flatten flip float floor floor_divide full full_like gather ge gelu greater gt half index_add index_copy
-index_fill index_select int isclose isfinite isinf isnan layer_norm le lerp less linalg_norm
-linalg_vector_norm linear log log1p log_softmax logical_and logical_not logical_or logical_xor logsumexp long
-lt masked_fill matmul max maximum mean min minimum mm movedim mul multiply mv nan_to_num nanmean nansum narrow
-ne neg negative new_full new_ones new_zeros norm one_hot ones ones_like outer permute pow prod reciprocal relu
-remainder repeat repeat_interleave reshape rms_norm roll rsqrt rsub scaled_dot_product_attention scatter
-scatter_add select sigmoid sign silu sin size softmax sort split sqrt square squeeze stack std sub subtract
-sum swapaxes t take_along_dim tan tanh tensor tensor_split tile to topk transpose tril triu true_divide
-type_as unbind unflatten unsqueeze var vector_norm view view_as where xor zeros zeros_like
-"""
-PYTHON_NAMES = """
-abs add and_ eq floordiv ge getitem gt iadd imul invert isub itruediv le lt matmul mod mul ne neg not_ or_ pow
-setitem sub truediv
-"""
-ATEN_NAMES = """
-_reshape_alias _softmax _to_copy _unsafe_view alias aminmax arange copy empty empty_like index index_put
-lift_fresh new_empty round scalar_tensor slice split_with_sizes trunc unsafe_split zero
-"""  # besides the names above
-OPERATIONS, PYTHON = frozenset(TENSOR_NAMES.split()), frozenset(PYTHON_NAMES.split())
-ATEN = OPERATIONS | frozenset(ATEN_NAMES.split())
-ATTRIBUTES = frozenset({"T", "mT", "shape", "ndim"})
-WITHOUT_EFFECT = frozenset(
-    {"_check", "_set_grad_enabled", "set_grad_enabled", "_assert_scalar", "_check_is_size"}
-)
-MODULES: dict[str, Any] = {
-    "torch": torch,
-    "torch.nn.functional": torch.nn.functional,
-    "torch.functional": torch.functional,
-    "torch._C._nn": torch._C._nn,  # type: ignore[attr-defined]
-    "torch._C._linalg": torch._C._linalg,  # type: ignore[attr-defined]
-    "torch.linalg": torch.linalg,
-}
+from dlo_lib.grading.checks.graph_run import Operation, replay_here, unreadable
 
 
 @dataclass(frozen=True)
@@ -84,7 +42,7 @@ class Recorded:
                 type(each) is dict for each in (*graphs, *calls)
             ):
                 return cls(graphs, calls)
-        raise _unreadable()
+        raise unreadable()
 
     def replayed(self, call: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> list[Tensor]:
         """Return the outputs of one recorded call, with the judge's ``inputs`` instead of the recognised
@@ -93,197 +51,68 @@ class Recorded:
         Raises:
             Wrong: the graph cannot be run here.
         """
+        return replay(*self._called(call, inputs))
+
+    def observed(self, call: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> list[Operation]:
+        """Return the operations of one recorded call, as :meth:`replayed` runs it.
+
+        Raises:
+            Wrong: the graph cannot be run here.
+        """
+        return observed(*self._called(call, inputs))[1]
+
+    def _called(
+        self, call: Mapping[str, Any], inputs: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Any], list[Any]]:
         match call:
             case {"graph": int(number), "args": list(args)} if 0 <= number < len(self.graphs):
-                return replay(self.graphs[number], [_argument(arg, inputs) for arg in args])
-        raise _unreadable()
+                return self.graphs[number], [_argument(arg, inputs) for arg in args]
+        raise unreadable()
 
 
 def replay(graph: Mapping[str, Any], args: Sequence[Any]) -> list[Tensor]:
     """Run a plain graph on ``args``, one per input; symbolic sizes are those of the given tensors.
 
-    The calculator runs it, if there is one. A check that observes the operations with a mode of torch needs
-    them in this process.
+    The calculator runs it, if there is one.
 
     Raises:
         Wrong: it contains an operation that is not on the list, is too large, or raises.
     """
+    return _calculated(graph, args, False)[0]
+
+
+def observed(graph: Mapping[str, Any], args: Sequence[Any]) -> tuple[list[Tensor], list[Operation]]:
+    """Run a plain graph as :func:`replay`; return its outputs, and the operations that ran, in order."""
+    return _calculated(graph, args, True)
+
+
+def _calculated(
+    graph: Mapping[str, Any], args: Sequence[Any], watched: bool
+) -> tuple[list[Tensor], list[Operation]]:
     calculate = calculator()
-    if calculate is None or torch._C._len_torch_dispatch_stack():
-        return replay_here(graph, args)
-    answer = calculate(_replay, {"graph": graph, "args": list(args)})
+    if calculate is None:
+        return replay_here(graph, args, watched)
+    answer = calculate(_replay, {"graph": graph, "args": list(args), "watched": watched})
     if "wrong" in answer:
         raise Wrong(*answer["wrong"])
-    return list(answer["outputs"])
+    operations = [
+        Operation(name, reads, makes, frozenset(dtypes)) for name, reads, makes, dtypes in answer["seen"]
+    ]
+    return list(answer["outputs"]), operations
 
 
 @scenario
-def _replay(student: Any, graph: Any, args: Any) -> Any:
-    """Run a graph; return its outputs, or what is wrong with it."""
+def _replay(student: Any, graph: Any, args: Any, watched: Any) -> Any:
+    """Run a graph; return its outputs and its operations, or what is wrong with it."""
     from dlo_lib.grading.checks.exceptions import Wrong
-    from dlo_lib.grading.checks.graphs import replay_here
+    from dlo_lib.grading.checks.graph_run import replay_here
 
     try:
-        return {"outputs": replay_here(graph, args)}
+        outputs, operations = replay_here(graph, args, watched)
     except Wrong as error:
         return {"wrong": [str(error), error.words]}
-
-
-def replay_here(graph: Mapping[str, Any], args: Sequence[Any]) -> list[Tensor]:
-    """Run a plain graph in this process; as :func:`replay`."""
-    try:
-        with torch.no_grad():
-            _GraphRun(
-                graph,
-                [arg.to("meta") if isinstance(arg, Tensor) else arg for arg in args],
-                "meta",
-            ).outputs()
-            return _GraphRun(
-                graph,
-                [arg.clone() if isinstance(arg, Tensor) else arg for arg in args],
-                "cpu",
-            ).outputs()
-    except Wrong:
-        raise
-    except Exception as error:
-        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        text = tr("the graph of your function cannot be run on other inputs: {reason}", reason=reason)
-        raise Wrong(text, tr("the graph of your function cannot be run on other inputs")) from error
-
-
-class _GraphRun:
-    """One run of a graph on one device."""
-
-    def __init__(self, graph: Mapping[str, Any], args: Sequence[Any], device: str) -> None:
-        self.device = device
-        self.values: dict[str, Any] = {}
-        self.graph = graph
-        self._elements = 0
-        inputs, nodes = graph["inputs"], graph["nodes"]
-        if (
-            type(inputs) is not list
-            or type(nodes) is not list
-            or len(inputs) != len(args)
-            or len(nodes) > MOST_NODES
-        ):
-            raise _unreadable()
-        self.values |= {given["name"]: arg for given, arg in zip(inputs, args)}
-        for given in inputs:
-            if "size" in given:
-                name, dim = given["size"]
-                self.values[given["name"]] = self.values[name].shape[dim]
-        for node in nodes:
-            self.values[node["name"]] = self._limited(self._value(node))
-
-    def outputs(self) -> list[Tensor]:
-        """Return the tensors among the outputs."""
-        found = [self._read(value) for value in self.graph["outputs"]]
-        return [value for value in found if isinstance(value, Tensor)]
-
-    def _value(self, node: Mapping[str, Any]) -> Any:
-        if node["kind"] == "constant":
-            return node["value"].to(self.device)
-        args, kwargs = (
-            self._read(node["args"]),
-            {str(name): self._read(value) for name, value in node["kwargs"].items()},
-        )
-        return self._function(node["kind"], node["module"], node["op"])(*args, **kwargs)
-
-    def _function(self, kind: str, module: str, name: str) -> Callable[..., Any]:
-        if name in WITHOUT_EFFECT:
-            return lambda *_, **__: None
-        if kind == "function" and module == "_operator" and name in PYTHON:
-            return _safe_power if name == "pow" else _of_numbers(name)
-        if kind == "function" and module == "builtins" and name == "getattr":
-            return _attribute
-        if kind == "function" and module == "torch.ops.aten":
-            base, _, overload = name.partition(".")
-            if (
-                base == "_local_scalar_dense"
-            ):  # a number that was read from a tensor: a constant where it is used
-                return lambda *_, **__: None
-            if base.removesuffix("_") in ATEN and hasattr(getattr(torch.ops.aten, base, None), overload):
-                return self._on_device(getattr(getattr(torch.ops.aten, base), overload))
-        if name.removesuffix("_") in OPERATIONS:
-            if kind == "method":
-                return lambda tensor, *args, **kwargs: _method(tensor, name)(*args, **kwargs)
-            if kind == "function" and module in MODULES and hasattr(MODULES[module], name):
-                return self._on_device(getattr(MODULES[module], name))
-        raise Wrong(
-            tr(
-                "the graph holds `{name}`, which the check cannot run: use ordinary operations on tensors",
-                name=str(name)[:40],
-            ),
-            tr("the graph holds an operation that the check cannot run: use ordinary operations on tensors"),
-        )
-
-    def _on_device(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def on_device(*args: Any, **kwargs: Any) -> Any:
-            with torch.device(self.device):
-                return function(*args, **kwargs)
-
-        return on_device
-
-    def _read(self, value: Any) -> Any:
-        match value:
-            case {"ref": str(name)}:
-                return self.values[name]
-            case {"slice": [start, stop, step]}:
-                return slice(self._read(start), self._read(stop), self._read(step))
-            case {"device": _}:
-                return self.device
-            case {"ellipsis": True}:
-                return Ellipsis
-            case list():
-                read = [self._read(item) for item in value]
-                return (
-                    tuple(read)
-                    if any(item is None or isinstance(item, (slice, type(Ellipsis))) for item in read)
-                    else read
-                )
-            case None | bool() | int() | float() | str() | torch.dtype():
-                return value
-        raise _unreadable()
-
-    def _limited(self, value: Any) -> Any:
-        items = value if isinstance(value, (list, tuple)) else [value]
-        self._elements += sum(item.numel() for item in items if isinstance(item, Tensor))
-        for item in items:
-            large = isinstance(item, Tensor) and item.numel() > MOST_ELEMENTS
-            large |= len(items) > MOST_ITEMS or self._elements > MOST_TOGETHER
-            if large or (isinstance(item, int) and abs(item) > MOST_DIGITS):
-                text = tr("the graph of your function makes something too large for the check")
-                raise Wrong(text, text)
-        return value
-
-
-def _method(tensor: Any, name: str) -> Callable[..., Any]:
-    if not isinstance(tensor, Tensor):
-        raise _unreadable()
-    return getattr(tensor, name)  # type: ignore[no-any-return]
-
-
-def _attribute(tensor: Any, name: str) -> Any:
-    if not isinstance(tensor, Tensor) or name not in ATTRIBUTES:
-        raise _unreadable()
-    return getattr(tensor, name)
-
-
-def _of_numbers(name: str) -> Callable[..., Any]:
-    """Return an operator of Python; a product of a text or a list would grow without limit."""
-
-    def apply(*args: Any) -> Any:
-        if name in ("mul", "imul") and not all(isinstance(arg, Tensor | int | float) for arg in args):
-            raise _unreadable()
-        return getattr(operator, name)(*args)
-
-    return apply
-
-
-def _safe_power(base: Any, exponent: Any) -> Any:
-    if not (isinstance(base, Tensor) or isinstance(exponent, Tensor)):
-        base, exponent = float(base), float(exponent)  # integers would grow without limit
-    return base**exponent
+    seen = [[each.name, each.reads, each.makes, list(each.dtypes)] for each in operations]
+    return {"outputs": outputs, "seen": seen}
 
 
 def _argument(arg: Any, inputs: Mapping[str, Tensor]) -> Any:
@@ -292,9 +121,4 @@ def _argument(arg: Any, inputs: Mapping[str, Tensor]) -> Any:
             return inputs[name]
         case {"value": Tensor() | int() | float() as value}:
             return value
-    raise _unreadable()
-
-
-def _unreadable() -> Wrong:
-    text = tr("the recorded graph is not one: was torch.compile replaced?")
-    return Wrong(text, text)
+    raise unreadable()
