@@ -3,7 +3,8 @@
 PyTorch passes every operation on tensors to a dispatch mode before it runs. ``OperationRecorder`` keeps its
 name and its arguments, in the form of ``compile_capture``: the graph can be counted, or run in another
 process on other inputs (``dlo_lib.grading.checks.graphs``). Python code leaves no trace: a loop over the
-images of a batch appears as operations for each image, and a number read from a tensor as a constant.
+images of a batch appears as operations for each image, and a number read from a tensor as a constant. So do
+random numbers: a replay uses those that were drawn.
 
 Cost: about 20 microseconds an operation, and all intermediate results are kept until the recorder is deleted.
 """
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dlo_lib.profiling.compile_capture import PlainGraph
 
@@ -54,6 +56,10 @@ class OperationRecorder(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if _draws_new(func, (args, kwargs)):
+            result = func(*args, **kwargs)
+            self._alive.append(result)
+            return result
         node = {
             "name": f"n{len(self.nodes)}",
             "kind": "function",
@@ -118,3 +124,10 @@ class OperationRecorder(TorchDispatchMode):
             self._names[id(tensor)] = name
             self._alive.append(tensor)
         return self._names[id(tensor)]
+
+
+def _draws_new(func: Any, given: Any) -> bool:
+    """Whether ``func`` draws random numbers into a new tensor."""
+    return torch.Tag.nondeterministic_seeded in func.tags and not any(
+        isinstance(leaf, Tensor) for leaf in tree_leaves(given)
+    )

@@ -44,6 +44,15 @@ def test_the_operations_run_again_on_other_inputs(function):
     assert not torch.allclose(again, function(inputs[0]))
 
 
+def test_random_numbers_are_constants():
+    def shuffled(x):
+        return x[torch.randperm(len(x), generator=torch.Generator().manual_seed(3))] * 2
+
+    first, second = torch.randn(5, 2), torch.randn(5, 2)
+    (again,) = replay(recorded(shuffled, first), [second])
+    assert torch.equal(again, shuffled(second))
+
+
 def test_only_a_loop_has_more_operations_for_a_larger_batch():
     def loop(x):
         return torch.stack([2 * row for row in x])

@@ -13,7 +13,7 @@ import torch
 from dlo_lib import tiles
 from dlo_lib.grading.checks.calculation import calculated_by
 from dlo_lib.grading.checks.exceptions import Wrong
-from dlo_lib.grading.checks.graphs import replay
+from dlo_lib.grading.checks.graphs import observed, replay
 from dlo_lib.grading.checks.outcome import Ended
 from dlo_lib.grading.judge.calculator import Calculator
 from dlo_lib.grading.judge.time_budget import TimeBudget
@@ -119,12 +119,24 @@ def test_a_graph_gives_the_same_in_the_calculator(calculator: Calculator) -> Non
     assert calculator.computed > 0
 
 
+def test_what_a_graph_does_is_observed_in_the_calculator(calculator: Calculator) -> None:
+    one = graph(node("y", "add", X, X), node("z", "reshape", {"ref": "y"}, [3]))
+    outputs, operations = observed(one, [torch.ones(1, 3)])
+    assert [(each.name, each.reads, each.makes) for each in operations] == [("add", 3, 3), ("view", 3, 3)]
+    with calculated_by(calculator):
+        before = calculator.computed
+        found, there = observed(one, [torch.ones(1, 3)])
+    assert torch.equal(found[0], outputs[0])
+    assert there == operations
+    assert calculator.computed > before
+
+
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_graph_takes_no_time_and_memory_of_the_judge(calculator: Calculator, bomb: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF)
     calculator.left = 0.5
     with calculated_by(calculator), contextlib.suppress(Wrong, Ended):
-        replay(BOMBS[bomb], [torch.ones(1 << 16)])
+        observed(BOMBS[bomb], [torch.ones(1 << 16)])
     after = resource.getrusage(resource.RUSAGE_SELF)
     assert after.ru_maxrss - before.ru_maxrss < 200 << 10, "kB"
     assert after.ru_utime - before.ru_utime < 2
