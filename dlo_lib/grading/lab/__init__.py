@@ -22,6 +22,7 @@ What students get:
 Rules for authors, and times:
 
 - ``lint``: what a check must not do
+- ``lint_claims``: finds what a scenario returns that its parts have written
 - ``lint_flow``: follows the student's values through a check
 - ``text_rules``: widths, minutes, hints
 - ``syntax``: cells as Python

@@ -8,6 +8,8 @@ check and the cure.
     constants          a comparison with a literal, for inputs that are drawn: what is expected should come
                        from the twin; also as t.that(x == 3), t.that(abs(x - 3) < 1e-6),
                        torch.tensor([1, 2]), or a constant of the file
+    claims             a scenario that returns what its own parts write while the student's code runs, which
+                       that code can write too: mark it with claimed(...), which no comparison takes
     another run        traffic or memory of a run whose results are not compared: verified in one run,
                        measured in another
 
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlo_lib.grading.lab.declared import CHECKS_FOLDER, HIDDEN
+from dlo_lib.grading.lab.lint_claims import UNMENDED, scenarios, unmarked
 from dlo_lib.grading.lab.lint_flow import (
     constant_expected,
     direct_answers,
@@ -78,11 +81,26 @@ def lint(files: Iterable[Path], given: Path) -> list[Finding]:
     ]
     # an edge case may be fixed where another check draws
     drawn = {reader.question for _, reader in readers if reader.draws}
-    return [
+    return [*_unmarked_claims(trees, given)] + [
         finding
         for file, reader in readers
         for finding in reader.findings(file.name, reader.question in drawn)
     ]
+
+
+def _unmarked_claims(trees: Mapping[Path, ast.Module], given: Path) -> Iterator[Finding]:
+    for file, tree in trees.items():
+        functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        for name, function in scenarios(functions):
+            if f"{given.name}/{name}" in UNMENDED:
+                continue
+            for line, value in unmarked(function, classes):
+                text = (
+                    f"returns {value}, which its own parts write while the student's code runs, and that "
+                    "code can write too: show it as claimed(...), score a result or what t.asked counts"
+                )
+                yield Finding(file.name, line, name, text)
 
 
 def lint_lab(given: Path, source: Path) -> list[Finding]:
