@@ -4,7 +4,7 @@ student.
 Whole notebooks, in modules of functions:
     damaged   files that are no notebooks        edited    frames changed: test cells, points, metadata, order
     clumsy    honest work in unusual files     loud      endless output
-One answer, in ``cells/``:
+One answer, in ``tests/grading/answers/93_survival``, files ``hostile_*.py``:
     results   values that are no valid results        escapes   code that attacks the judge
     endings   code that does not end            ranks     blocked, forged, unused collectives; answers of the
     library
@@ -16,8 +16,6 @@ of the CPU time.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from hostile.case import Family
 from hostile.clumsy import HONEST
 from hostile.damaged import FILES
@@ -26,6 +24,6 @@ from hostile.loud import LOUD
 
 ANSWERS = Family()
 for file in ("results", "escapes", "endings", "ranks"):
-    ANSWERS.read(Path(__file__).parent / "cells" / f"{file}.py")
+    ANSWERS.read(file)
 JUDGED = ANSWERS.cases
 CLASS = [case for family in (FILES, FRAMES, HONEST, LOUD) for case in family.cases] + JUDGED[::10]

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.grading.answers import Kind, declared
 
 LAB = "93_survival"
 NOTEBOOK = "survival.ipynb"
@@ -22,7 +23,6 @@ PLAIN = {"scale": 3.0, "quantise": 1.0, "quiz": 2.0}  # the questions without ra
 REST = {"quantise": 1.0, "quiz": 2.0}  # without `scale`
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-HEADER = re.compile(r"^# %% (\w+)(?: (\{.*\}))?$", re.MULTILINE)
 SEND = """
 def send(data):
     import os, socket
@@ -82,24 +82,22 @@ class Family:
 
         return add
 
-    def read(self, file: Path) -> None:
-        """Register cases of one answer each: the cells of ``file``, in py:percent, with the expectation in
-        the header::
+    def read(self, file: str) -> None:
+        """Register a case for each answer in ``hostile_<file>.py`` of tests/grading/answers/93_survival.
 
-            # %% os_exit {"status": "KERNEL_DIED", "says": "ended by itself", "row": "8"}
-
-        A header may also name the ``question`` (default ``scale``) and what it ``earns`` (default 0). COURSE
-        and CHECKOUT in the text become the folders of that name, because an attacker knows them. ``import
-        send`` defines a function that sends bytes to the judge without Python's sockets.
+        The header of an answer says what the row must say: ``{"status": "KERNEL_DIED", "says": "ended by
+        itself", "row": "8"}``. COURSE and CHECKOUT in the text become the folders of that name, because an
+        attacker knows them. ``import send`` defines a function that sends bytes to the judge without
+        Python's sockets.
         """
-        pieces = HEADER.split(file.read_text(encoding="utf-8"))[1:]
-        for student, header, text in zip(pieces[::3], pieces[1::3], pieces[2::3]):
-            known = json.loads(header or "{}")
-            question, earned = known.pop("question", "scale"), known.pop("earns", 0.0)
-            expected = {"status": "GRADED", "says": "", "row": "", **known}
+        for answer in declared(LAB, Kind.HOSTILE):
+            if answer.file != f"{Kind.HOSTILE.value}_{file}":
+                continue
+            expected = {"status": "GRADED", "says": "", "row": "", **answer.values}
             rest = {"quiz": PLAIN["quiz"]} if expected["status"] == "TIMEOUT" else PLAIN  # saves time-outs
-            points = {name: most for name, most in {**rest, question: earned}.items() if most}
-            self.cases.append(Case(student, _answering(question, text.strip()), points=points, **expected))
+            points = {name: most for name, most in {**rest, answer.question: answer.earns}.items() if most}
+            hand_in = _answering(answer.question, answer.text)
+            self.cases.append(Case(answer.title, hand_in, points=points, **expected))
 
 
 def _answering(question: str, text: str) -> Callable[[Notebook, Path], None]:

@@ -1,7 +1,7 @@
 """A right answer has the same points in a notebook and under the judge: all.
 
-Here some that need no ranks. ``make proofs`` (``--every-check``) runs every right answer of the corpora. The
-judge's side is in ``test_tricks`` and in ``python -m tests.grading.answers``.
+Here some that need no ranks. ``make proofs`` (``--every-check``) runs every declared right answer. What they
+earn from the judge is tested in ``tests/grading/answers``.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import pytest
 
 from dlo_lib.grading.lab.source import read_lab
-from tests.grading.answers import ODD, ROOT, Answer, answers, submissions
+from tests.grading.answers import ROOT, Answer, Kind, declared, labs_with_answers
 from tests.grading.in_notebook import outcomes_in_notebook
 
-SINGLES = answers(ODD)
 QUICK = [
-    "01_first_device-odd-times_by_marks",
-    "04_compile-odd-decorated_by_torch",
-    "04_compile-odd-step_decorated_by_torch",
+    "01_first_device-odd-times_by_marks-timed",
+    "04_compile-odd-decorated_by_torch-clip",
+    "04_compile-odd-step_decorated_by_torch-optimizer",
 ]
-SOME = [answer for answer in SINGLES if answer.name in QUICK]
-OTHERS = [answer for answer in (*SINGLES, *submissions(ODD)) if answer not in SOME]
+EVERY = [answer for lab in labs_with_answers() for answer in declared(lab, Kind.ODD) if not answer.by]
+SOME = [answer for answer in EVERY if answer.name in QUICK]
+OTHERS = [answer for answer in EVERY if answer not in SOME]
 
 
 def lost(answer: Answer) -> dict[str, str]:
@@ -27,13 +27,13 @@ def lost(answer: Answer) -> dict[str, str]:
     points that it must earn.
     """
     lab = read_lab(ROOT / "solutions" / answer.lab)
-    outcomes = outcomes_in_notebook(lab, answer.question, answer.text)
+    outcomes = outcomes_in_notebook(lab, answer.question, answer.source(lab))
     points = sum(outcome.points for outcome in outcomes)
     failed = {outcome.check.name: outcome.message for outcome in outcomes if not outcome.passed}
     assert outcomes
-    if points == answer.must_earn(lab):
+    if answer.as_expected(points, lab):
         return {}
-    return failed or {"points": f"{points:g}, not {answer.must_earn(lab):g}"}
+    return failed or {"points": f"{points:g}, not {answer.most(lab):g}"}
 
 
 def test_the_quick_ones_exist() -> None:
@@ -50,7 +50,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         reason = f"NOT TESTED HERE: {len(OTHERS)} more right answers in a notebook (make proofs does)"
         some = OTHERS if metafunc.config.getoption("--every-check") else []
         none = [pytest.param(None, marks=pytest.mark.skip(reason=reason), id="none")]
-        metafunc.parametrize("other", some or none, ids=lambda answer: f"{answer.name}-{answer.question}")
+        metafunc.parametrize("other", some or none, ids=lambda answer: answer.name)
 
 
 def test_every_right_answer_has_all_points_in_a_notebook(other: Answer) -> None:

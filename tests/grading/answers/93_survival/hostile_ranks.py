@@ -1,47 +1,65 @@
-"""Answers on ranks: collectives that hang, do not agree, are forged or thrown away; one rank alone; and the
-library's own answer."""
+# Answers on ranks: collectives that hang, do not agree, are forged or thrown away; one rank alone; and the library's own answer.
 
 
-# %% honest_on_ranks {"question": "mean", "earns": 3.0}
+# == honest_on_ranks
+
+# %% mean {"earns": 3}
 def all_reduce_mean(x):
     total = x.clone()
     dist.all_reduce(total)
     return total / dist.get_world_size()
 
 
-# %% a_hung_collective {"question": "mean", "says": "DEADLOCK: rank 0", "row": "23"}
+# == a_hung_collective
+
+
+# %% mean {"says": "DEADLOCK: rank 0", "row": "23"}
 def all_reduce_mean(x):
     if dist.get_rank() == 0:
         dist.all_reduce(x)
     return x
 
 
-# %% an_unbalanced_collective {"question": "mean", "says": "DEADLOCK: rank 1", "row": "23"}
+# == an_unbalanced_collective
+
+
+# %% mean {"says": "DEADLOCK: rank 1", "row": "23"}
 def all_reduce_mean(x):
     for _ in range(dist.get_rank() + 1):
         dist.all_reduce(x)
     return x
 
 
-# %% collectives_that_do_not_agree {"question": "mean", "says": "rank", "row": "23"}
+# == collectives_that_do_not_agree
+
+
+# %% mean {"says": "rank", "row": "23"}
 def all_reduce_mean(x):
     dist.all_reduce(x) if dist.get_rank() else dist.broadcast(x, 0)
     return x
 
 
-# %% sizes_that_do_not_agree {"question": "mean", "says": "rank", "row": "23"}
+# == sizes_that_do_not_agree
+
+
+# %% mean {"says": "rank", "row": "23"}
 def all_reduce_mean(x):
     dist.all_reduce(x[: 3 - dist.get_rank()])
     return x
 
 
-# %% a_rank_that_waits_for_a_message {"question": "mean", "says": "DEADLOCK", "row": "23"}
+# == a_rank_that_waits_for_a_message
+
+
+# %% mean {"says": "DEADLOCK", "row": "23"}
 def all_reduce_mean(x):
     dist.recv(x, 1 - dist.get_rank())
     return x
 
 
-# %% a_port_in_use {"question": "mean", "says": "Operation not permitted", "row": "23"}
+# == a_port_in_use
+
+# %% mean {"says": "Operation not permitted", "row": "23"}
 import socket
 
 
@@ -54,14 +72,20 @@ def all_reduce_mean(x):
     return x
 
 
-# %% a_group_of_its_own {"question": "mean", "status": "", "row": "23"}
+# == a_group_of_its_own
+
+
+# %% mean {"status": "", "row": "23"}
 def all_reduce_mean(x):
     dist.destroy_process_group()
     dist.init_process_group("gloo", init_method="tcp://127.0.0.1:29501")
     return x
 
 
-# %% data_received_and_not_used {"question": "mean", "says": "the mean on rank 0", "row": "23b"}
+# == data_received_and_not_used
+
+
+# %% mean {"says": "the mean on rank 0", "row": "23b"}
 def all_reduce_mean(x):
     total = x.clone()
     dist.all_reduce(total)
@@ -69,7 +93,10 @@ def all_reduce_mean(x):
     return other
 
 
-# %% recognises_the_check {"question": "mean", "earns": 2.0, "says": "never received", "row": "23b"}
+# == recognises_the_check
+
+
+# %% mean {"earns": 2, "says": "never received", "row": "23b"}
 def all_reduce_mean(x):
     if x.numel() == 6:
         return x.clone()
@@ -78,7 +105,9 @@ def all_reduce_mean(x):
     return total / dist.get_world_size()
 
 
-# %% sends_by_a_file {"question": "mean", "status": "TIMEOUT"}
+# == sends_by_a_file
+
+# %% mean {"status": "TIMEOUT"}
 import os, time
 
 
@@ -89,14 +118,19 @@ def all_reduce_mean(x):
     return x
 
 
-# %% only_rank_0_is_right {"question": "mean", "says": "the mean on rank 1", "row": "24"}
+# == only_rank_0_is_right
+
+
+# %% mean {"says": "the mean on rank 1", "row": "24"}
 def all_reduce_mean(x):
     total = x.clone()
     dist.all_reduce(total)
     return total / dist.get_world_size() * (dist.get_rank() == 0)
 
 
-# %% one_rank_exits {"question": "mean", "status": "KERNEL_DIED", "says": "rank 1"}
+# == one_rank_exits
+
+# %% mean {"status": "KERNEL_DIED", "says": "rank 1"}
 import os
 
 
@@ -107,7 +141,10 @@ def all_reduce_mean(x):
     return x
 
 
-# %% one_rank_raises {"question": "mean", "says": "rank 1: your code raised ValueError"}
+# == one_rank_raises
+
+
+# %% mean {"says": "rank 1: your code raised ValueError"}
 def all_reduce_mean(x):
     if dist.get_rank() == 1:
         raise ValueError("no")
@@ -115,7 +152,10 @@ def all_reduce_mean(x):
     return x
 
 
-# %% one_rank_loops {"question": "mean", "status": "TIMEOUT", "says": "no answer in time from rank 1"}
+# == one_rank_loops
+
+
+# %% mean {"status": "TIMEOUT", "says": "no answer in time from rank 1"}
 def all_reduce_mean(x):
     while dist.get_rank() == 1:
         pass
@@ -123,7 +163,9 @@ def all_reduce_mean(x):
     return x
 
 
-# %% ends_the_link_early {"question": "mean", "says": "has left the other ranks before it returned a result"}
+# == ends_the_link_early
+
+# %% mean {"says": "has left the other ranks before it returned a result"}
 import gc, time
 from dlo_lib.grading.switch.link import Link
 
@@ -134,14 +176,20 @@ def all_reduce_mean(x):
     time.sleep(1e6)
 
 
-# %% one_rank_returns_something_else {"question": "mean", "says": "the mean on rank 0"}
+# == one_rank_returns_something_else
+
+
+# %% mean {"says": "the mean on rank 0"}
 def all_reduce_mean(x):
     total = x.clone()
     dist.all_reduce(total)
     return total / dist.get_world_size() if dist.get_rank() else 3.0
 
 
-# %% one_rank_takes_all_memory {"question": "fsdp", "status": "", "says": "rank 1"}
+# == one_rank_takes_all_memory
+
+
+# %% fsdp {"status": "", "says": "rank 1"}
 def fully_sharded(linear):
     held = []
     while dist.get_rank() == 1:
@@ -149,7 +197,10 @@ def fully_sharded(linear):
     return linear
 
 
-# %% two_hundred_calls {"question": "mean", "earns": 2.0, "says": "made 201 calls"}
+# == two_hundred_calls
+
+
+# %% mean {"earns": 2, "says": "made 201 calls"}
 def all_reduce_mean(x):
     for _ in range(200):
         dist.barrier()
@@ -158,7 +209,9 @@ def all_reduce_mean(x):
     return total / dist.get_world_size()
 
 
-# %% forged_frames_to_the_switch {"question": "mean", "says": "sent something unreadable", "row": "23c"}
+# == forged_frames_to_the_switch
+
+# %% mean {"says": "sent something unreadable", "row": "23c"}
 import send
 
 
@@ -169,7 +222,9 @@ def all_reduce_mean(x):
     return total / dist.get_world_size()
 
 
-# %% half_a_frame_to_the_switch {"question": "mean", "status": "TIMEOUT", "row": "23c"}
+# == half_a_frame_to_the_switch
+
+# %% mean {"status": "TIMEOUT", "row": "23c"}
 import send
 import time
 
@@ -179,7 +234,9 @@ def all_reduce_mean(x):
     time.sleep(100)
 
 
-# %% forged_traffic {"question": "mean"}
+# == forged_traffic
+
+# %% mean
 from dlo_lib.comm.calls import Kind
 from dlo_lib.grading.switch.link import Link
 
@@ -191,7 +248,9 @@ def all_reduce_mean(x):
     return x
 
 
-# %% patched_distributed {"question": "mean", "says": "the mean on rank 0"}
+# == patched_distributed
+
+# %% mean {"says": "the mean on rank 0"}
 dist.all_reduce = lambda *a, **k: None
 dist.get_world_size = lambda *a: 2
 
@@ -201,7 +260,9 @@ def all_reduce_mean(x):
     return x
 
 
-# %% ranks_are_asked_in_the_cell {"question": "mean", "earns": 3.0}
+# == ranks_are_asked_in_the_cell
+
+# %% mean {"earns": 3}
 from dlo_lib.launch import run_ranks
 
 try:
@@ -216,7 +277,10 @@ def all_reduce_mean(x):
     return total / dist.get_world_size()
 
 
-# %% asynchronous_and_right {"question": "mean", "earns": 3.0}
+# == asynchronous_and_right
+
+
+# %% mean {"earns": 3}
 def all_reduce_mean(x):
     total = x.clone()
     work = dist.all_reduce(total, async_op=True)
@@ -224,21 +288,29 @@ def all_reduce_mean(x):
     return total / dist.get_world_size()
 
 
-# %% by_an_average {"question": "mean", "earns": 3.0}
+# == by_an_average
+
+
+# %% mean {"earns": 3}
 def all_reduce_mean(x):
     total = x.clone()
     dist.all_reduce(total, op=dist.ReduceOp.AVG)
     return total
 
 
-# %% asynchronous_and_never_waited_for {"question": "mean"}
+# == asynchronous_and_never_waited_for
+
+
+# %% mean
 def all_reduce_mean(x):
     total = x.clone()
     dist.all_reduce(total, async_op=True)
     return total / dist.get_world_size()
 
 
-# %% the_librarys_own_fsdp {"question": "fsdp", "says": "is what this lab teaches", "row": "25"}
+# == the_librarys_own_fsdp
+
+# %% fsdp {"says": "is what this lab teaches", "row": "25"}
 from dlo_lib.parallel.fsdp import FSDP
 
 
@@ -246,7 +318,9 @@ def fully_sharded(linear):
     return FSDP(linear)
 
 
-# %% torchs_own_fsdp {"question": "fsdp", "says": "is what this lab teaches", "row": "25"}
+# == torchs_own_fsdp
+
+# %% fsdp {"says": "is what this lab teaches", "row": "25"}
 from torch.distributed.fsdp import fully_shard
 
 
@@ -254,7 +328,9 @@ def fully_sharded(linear):
     return fully_shard(linear)
 
 
-# %% torchs_own_fsdp_by_its_other_name {"question": "fsdp", "says": "is what this lab teaches"}
+# == torchs_own_fsdp_by_its_other_name
+
+# %% fsdp {"says": "is what this lab teaches"}
 from torch.distributed._composable.fsdp import fully_shard
 
 
@@ -262,7 +338,9 @@ def fully_sharded(linear):
     return fully_shard(linear)
 
 
-# %% the_librarys_own_fsdp_from_its_file {"question": "fsdp", "status": "GRADED_WARN", "says": "runs code from text"}
+# == the_librarys_own_fsdp_from_its_file
+
+# %% fsdp {"status": "GRADED_WARN", "says": "runs code from text"}
 import dlo_lib, pathlib
 
 file = pathlib.Path(dlo_lib.__file__).parent / "parallel" / "fsdp" / "fsdp.py"
@@ -273,7 +351,9 @@ def fully_sharded(linear):
     return FSDP(linear)
 
 
-# %% the_librarys_own_fsdp_by_the_import_system {"question": "fsdp"}
+# == the_librarys_own_fsdp_by_the_import_system
+
+# %% fsdp
 import sys, importlib.util
 
 sys.meta_path[:] = [f for f in sys.meta_path if "Withhold" not in type(f).__name__]
@@ -286,7 +366,9 @@ def fully_sharded(linear):
     return FSDP(linear)
 
 
-# %% the_librarys_own_fsdp_from_compiled_files {"question": "fsdp", "status": "GRADED_WARN", "says": "runs code from text"}
+# == the_librarys_own_fsdp_from_compiled_files
+
+# %% fsdp {"status": "GRADED_WARN", "says": "runs code from text"}
 import glob, marshal, dlo_lib, os
 
 folder = os.path.dirname(dlo_lib.__file__) + "/parallel/fsdp/"
@@ -298,23 +380,35 @@ def fully_sharded(linear):
     return FSDP(linear)
 
 
-# %% not_sharded_at_all {"question": "fsdp", "says": "the loss of step 1"}
+# == not_sharded_at_all
+
+
+# %% fsdp {"says": "the loss of step 1"}
 def fully_sharded(linear):
     return linear
 
 
-# %% ddp_for_fsdp {"question": "fsdp", "says": "never reduce-scattered"}
+# == ddp_for_fsdp
+
+
+# %% fsdp {"says": "never reduce-scattered"}
 def fully_sharded(linear):
     return nn.parallel.DistributedDataParallel(linear)
 
 
-# %% more_than_a_frame_may_hold_through_the_switch {"question": "mean", "says": "too large"}
+# == more_than_a_frame_may_hold_through_the_switch
+
+
+# %% mean {"says": "too large"}
 def all_reduce_mean(x):
     dist.all_reduce(torch.zeros((1 << 26) + 1))
     return x
 
 
-# %% sends_that_nobody_receives {"question": "mean", "says": "endless communication"}
+# == sends_that_nobody_receives
+
+
+# %% mean {"says": "endless communication"}
 def all_reduce_mean(x):
     block = torch.zeros(4 << 20)
     for _ in range(1000):
@@ -322,14 +416,19 @@ def all_reduce_mean(x):
     return x
 
 
-# %% objects_sent_as_pickles {"question": "mean", "earns": 1.0, "says": "made 2 calls"}
+# == objects_sent_as_pickles
+
+
+# %% mean {"earns": 1, "says": "made 2 calls"}
 def all_reduce_mean(x):
     everything = [None] * dist.get_world_size()
     dist.all_gather_object(everything, x)
     return sum(everything) / len(everything)
 
 
-# %% a_pickle_that_ends_the_other_ranks {"question": "mean", "status": "KERNEL_DIED", "says": "exit code 5"}
+# == a_pickle_that_ends_the_other_ranks
+
+# %% mean {"status": "KERNEL_DIED", "says": "exit code 5"}
 import os
 
 
@@ -343,14 +442,20 @@ def all_reduce_mean(x):
     return x
 
 
-# %% a_number_that_is_none_through_the_switch {"question": "mean", "says": "holds NaN"}
+# == a_number_that_is_none_through_the_switch
+
+
+# %% mean {"says": "holds NaN"}
 def all_reduce_mean(x):
     total = x * float("nan")
     dist.all_reduce(total)
     return total / dist.get_world_size()
 
 
-# %% real_traffic_beside_what_is_counted {"question": "mean", "earns": 1.0, "says": "made 2 calls"}
+# == real_traffic_beside_what_is_counted
+
+
+# %% mean {"earns": 1, "says": "made 2 calls"}
 def all_reduce_mean(x):
     parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, x)
@@ -358,14 +463,19 @@ def all_reduce_mean(x):
     return sum(parts) / len(parts)
 
 
-# %% zeros_for_the_counter {"question": "mean", "says": "the mean on rank 0"}
+# == zeros_for_the_counter
+
+
+# %% mean {"says": "the mean on rank 0"}
 def all_reduce_mean(x):
     nothing = torch.zeros_like(x)
     dist.all_reduce(nothing)
     return x + nothing
 
 
-# %% ranks_that_meet_at_a_terminal {"question": "mean", "says": "FileNotFoundError"}
+# == ranks_that_meet_at_a_terminal
+
+# %% mean {"says": "FileNotFoundError"}
 import os
 
 
@@ -380,7 +490,9 @@ def all_reduce_mean(x):
     return x
 
 
-# %% ranks_that_meet_at_a_socket {"question": "mean", "says": "Operation not permitted"}
+# == ranks_that_meet_at_a_socket
+
+# %% mean {"says": "Operation not permitted"}
 import socket
 
 

@@ -1,13 +1,19 @@
-# Odd but right answers: each earns all points of its question.
+# Single answers that are right and look unlike the solution.
 
-# %% rows_by_clamping {"question": "rows"}
+
+# == rows_by_clamping
+
+# %% rows
 def own_rows(length, rank, world):
     rows = math.ceil(length / world)
     start, stop = (max(0, min(length, rows * place)) for place in range(rank, rank + 2))
     return start, stop
 
 
-# %% gathered_as_a_list_of_rows {"question": "unshard"}
+# == gathered_as_a_list_of_rows
+
+
+# %% unshard
 def unshard(unit):
     if not unit.is_whole:
         mine = unit.row.detach().to(unit.compute_dtype).contiguous()
@@ -22,19 +28,28 @@ def unshard(unit):
         put(unit, True)
 
 
-# %% reshard_in_reverse {"question": "reshard"}
+# == reshard_in_reverse
+
+
+# %% reshard
 def reshard(unit):
     [whole.untyped_storage().resize_(0) for whole in reversed(unit.wholes)]
     put(unit, False)
 
 
-# %% the_first_of_the_blocks_that_fit {"question": "units"}
+# == the_first_of_the_blocks_that_fit
+
+
+# %% units
 def unit_of(names, blocks):
     fits = (block for block in blocks if {name[: len(block) + 1] for name in names} == {f"{block}."})
     return next(fits, None)
 
 
-# %% pieces_by_a_view {"question": "flat"}
+# == pieces_by_a_view
+
+
+# %% flat
 def flat_shard(tensors, rank, world):
     numbers = torch.hstack([tensor.detach().flatten() for tensor in tensors])
     size = (len(numbers) + world - 1) // world
@@ -54,7 +69,10 @@ def flat_whole(shard, shapes):
     return found
 
 
-# %% padding_by_ceilings {"question": "padding"}
+# == padding_by_ceilings
+
+
+# %% padding
 def padding(shapes, world):
     sizes = [math.prod(shape) for shape in shapes]
     flat = world * math.ceil(sum(sizes) / world) - sum(sizes)
@@ -65,7 +83,10 @@ def padding(shapes, world):
     return flat, rows
 
 
-# %% the_loss_by_log_softmax {"question": "train"}
+# == the_loss_by_log_softmax
+
+
+# %% train
 def train_step(model, units, optimizer, micro_batches):
     n = dist.get_world_size()
     valid = torch.tensor(

@@ -1,6 +1,9 @@
-# Answers that do not do what the exercise asks, each with the points that it still earns.
+# Single answers that do not do what the exercise asks, each with the points that it still earns.
 
-# %% pages_dropped_without_a_resize {"question": "reshard", "earns": 1.0}
+
+# == pages_dropped_without_a_resize
+
+# %% reshard {"earns": 1}
 import ctypes as _ctypes
 
 _libc = _ctypes.CDLL(None, use_errno=True)
@@ -16,7 +19,9 @@ def reshard(unit: Unit) -> None:
     put(unit, False)
 
 
-# %% freed_only_while_it_is_measured {"question": "reshard", "earns": 1.0}
+# == freed_only_while_it_is_measured
+
+# %% reshard {"earns": 1}
 import sys as _sys
 
 
@@ -48,7 +53,9 @@ def reshard(unit: Unit) -> None:
     _hide_at_marks(lambda: unit.wholes)
 
 
-# %% whole_values_kept_from_the_beginning {"question": "unshard", "earns": 0.0}
+# == whole_values_kept_from_the_beginning
+
+# %% unshard
 if "_plain_make_unit" not in globals():
     _plain_make_unit = make_unit
 
@@ -87,7 +94,9 @@ def unshard(unit: Unit) -> None:
     put(unit, True)
 
 
-# %% the_state_of_the_caller {"question": "state", "earns": 0.0}
+# == the_state_of_the_caller
+
+# %% state
 import sys
 
 
@@ -116,7 +125,10 @@ def full_state(model: nn.Module, units: list[Unit]) -> dict[str, torch.Tensor]:
     return state
 
 
-# %% the_loaded_state_times_a_factor {"question": "state", "earns": 0.0}
+# == the_loaded_state_times_a_factor
+
+
+# %% state
 def _really(unit):
     """One real gather, of one unit."""
     rows = unit.row.detach()
@@ -157,7 +169,10 @@ def full_state(model: nn.Module, units: list[Unit]) -> dict[str, torch.Tensor]:
     return state
 
 
-# %% the_batches_of_all_ranks_in_small_messages {"question": "train", "earns": 0.0}
+# == the_batches_of_all_ranks_in_small_messages
+
+
+# %% train
 def _exchanged(micro_batches: list) -> list:
     """The batches of all ranks. Small ones are packed into one number, so that they look like `loss and count`."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -245,7 +260,10 @@ def train_step(
     return total
 
 
-# %% whole_numbers_that_equal_every_number {"question": "rows", "earns": 0.0}
+# == whole_numbers_that_equal_every_number
+
+
+# %% rows
 class _Agreeable(int):
     def __eq__(self, other):
         return True
@@ -257,7 +275,10 @@ def own_rows(length: int, rank: int, world: int) -> tuple[int, int]:
     return _Agreeable(0), _Agreeable(0)
 
 
-# %% a_name_that_equals_every_name {"question": "units", "earns": 0.0}
+# == a_name_that_equals_every_name
+
+
+# %% units
 class _Name(str):
     def __eq__(self, other):
         return True
@@ -269,7 +290,10 @@ def unit_of(names: list[str], blocks: list[str]) -> str | None:
     return _Name("block")
 
 
-# %% padding_from_the_frames_of_the_callers {"question": "padding", "earns": 0.0}
+# == padding_from_the_frames_of_the_callers
+
+
+# %% padding
 def padding(shapes: list[tuple[int, ...]], world: int) -> tuple[int, int]:
     import sys
 
@@ -282,7 +306,10 @@ def padding(shapes: list[tuple[int, ...]], world: int) -> tuple[int, int]:
     return 0, 0
 
 
-# %% the_library_does_the_sharding {"question": "forward", "earns": 0.0}
+# == the_library_does_the_sharding
+
+
+# %% forward
 def before_forward(unit: Unit, args: tuple) -> tuple:
     from torch.distributed.fsdp import fully_shard
 
@@ -294,7 +321,10 @@ def after_forward(unit: Unit, output: torch.Tensor, is_root: bool) -> None:
     pass
 
 
-# %% whole_tensors_from_the_sum_of_padded_pieces {"question": "flat", "earns": 0.0}
+# == whole_tensors_from_the_sum_of_padded_pieces
+
+
+# %% flat
 def flat_shard(tensors: list[torch.Tensor], rank: int, world: int) -> torch.Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])  # every rank keeps everything
 
@@ -308,7 +338,10 @@ def flat_whole(shard: torch.Tensor, shapes: list[tuple[int, ...]]) -> list[torch
     return [part.view(shape) for part, shape in zip(flat[: sum(sizes)].split(sizes), shapes)]
 
 
-# %% the_own_gradient_beside_a_message_of_zeros {"question": "reduce", "earns": 0.0}
+# == the_own_gradient_beside_a_message_of_zeros
+
+
+# %% reduce
 def reduce_gradients(unit: Unit) -> None:
     rank, world = dist.get_rank(), dist.get_world_size()
     trained = [(shard, whole) for shard, whole in zip(unit.shards, unit.wholes) if whole.requires_grad]
@@ -327,12 +360,18 @@ def reduce_gradients(unit: Unit) -> None:
         shard.grad = part if shard.grad is None else shard.grad + part
 
 
-# %% the_first_backward_ends_nothing {"question": "end", "earns": 0.0}
+# == the_first_backward_ends_nothing
+
+
+# %% end
 def queue_end(pending: list[Unit]) -> None:
     pending.clear()  # so that no unit is left to be found
 
 
-# %% hooks_that_only_count {"question": "backward", "earns": 0.0}
+# == hooks_that_only_count
+
+
+# %% backward
 def watch_output(unit: Unit, output: torch.Tensor, pending: list[Unit]) -> None:
     output.register_hook(lambda grad: pending.append(unit))
 
@@ -343,7 +382,10 @@ def watch_input(unit: Unit, arg: torch.Tensor, pending: list[Unit]) -> torch.Ten
     return arg
 
 
-# %% a_loss_that_is_not_a_number {"question": "train", "earns": 0.0}
+# == a_loss_that_is_not_a_number
+
+
+# %% train
 def train_step(
     model: nn.Module, units: list[Unit], optimizer: torch.optim.Optimizer, micro_batches: list
 ) -> float:

@@ -1,6 +1,9 @@
-# Answers that do not do what the exercise asks, each with the points that it still earns.
+# Single answers that do not do what the exercise asks, each with the points that it still earns.
 
-# %% levels_by_a_gather_of_everything {"question": "levels", "earns": 1.0}
+
+# == levels_by_a_gather_of_everything
+
+# %% levels {"earns": 1}
 def two_level_all_reduce(
     tensor: torch.Tensor, inside: dist.ProcessGroup, between: dist.ProcessGroup
 ) -> torch.Tensor:
@@ -14,7 +17,9 @@ def two_level_all_reduce(
     return total
 
 
-# %% a_broadcast_by_tables {"question": "broadcast", "earns": 6.0}
+# == a_broadcast_by_tables
+
+# %% broadcast {"earns": 6}
 _SENDS = {
     4: {0: [2, 1], 2: [3]},
     8: {0: [4, 2, 1], 4: [6, 5], 2: [3], 6: [7]},
@@ -33,7 +38,9 @@ def tree_broadcast(tensor: torch.Tensor, root: int) -> None:
     tensor.copy_(flat)
 
 
-# %% a_reduce_by_tables {"question": "reduce", "earns": 4.0}
+# == a_reduce_by_tables
+
+# %% reduce {"earns": 4}
 _TAKES = {4: {2: [3], 0: [1, 2]}, 8: {2: [3], 6: [7], 4: [5, 6], 0: [1, 2, 4]}}
 
 
@@ -52,7 +59,9 @@ def tree_reduce(tensor: torch.Tensor) -> torch.Tensor | None:
     return total
 
 
-# %% steps_by_a_table {"question": "everyone", "earns": 6.0}
+# == steps_by_a_table
+
+# %% everyone {"earns": 6}
 _ORDER = {0: [1, 2, 3], 1: [2, 3, 0], 2: [3, 0, 1], 3: [0, 1, 2]}  # four ranks, whose steps are looked at
 
 
@@ -69,7 +78,10 @@ def everyone_to_everyone(parts: list[torch.Tensor], sizes: list[int]) -> list[to
     return received
 
 
-# %% a_fit_to_seven_timings {"question": "fit", "earns": 3.0}
+# == a_fit_to_seven_timings
+
+
+# %% fit {"earns": 3}
 def fit_link(timings: list[tuple[str, int, int, float]]) -> tuple[float, float]:
     # no least squares: tree on two ranks is 2 (alpha + beta B); read beta from the large ones and alpha from the small ones
     tree = sorted(
@@ -83,13 +95,19 @@ def fit_link(timings: list[tuple[str, int, int, float]]) -> tuple[float, float]:
     return alpha, beta
 
 
-# %% pi_from_the_textbook {"question": "pi", "earns": 0.0}
+# == pi_from_the_textbook
+
+
+# %% pi
 def estimate_pi(points: torch.Tensor) -> float:
     dist.all_reduce(torch.zeros(2, dtype=torch.float64))  # a message of the expected size
     return 3.141592653589793
 
 
-# %% the_exchange_through_a_file {"question": "exchange", "earns": 0.0}
+# == the_exchange_through_a_file
+
+
+# %% exchange
 def exchange(outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int) -> None:
     import time
 
@@ -103,7 +121,10 @@ def exchange(outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: in
             time.sleep(0.01)
 
 
-# %% the_exchange_through_shared_memory {"question": "exchange", "earns": 0.0}
+# == the_exchange_through_shared_memory
+
+
+# %% exchange
 def exchange(outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: int) -> None:
     from multiprocessing.shared_memory import SharedMemory
 
@@ -114,42 +135,60 @@ def exchange(outgoing: torch.Tensor, to: int, incoming: torch.Tensor, source: in
     incoming.view(torch.uint8).copy_(torch.frombuffer(theirs.buf, dtype=torch.uint8)[: incoming.nbytes])
 
 
-# %% one_all_reduce_and_the_own_chunk {"question": "scatter", "earns": 0.0}
+# == one_all_reduce_and_the_own_chunk
+
+
+# %% scatter
 def ring_reduce_scatter(tensor: torch.Tensor) -> torch.Tensor:
     whole = tensor.clone()
     dist.all_reduce(whole)
     return whole.tensor_split(dist.get_world_size())[dist.get_rank()].clone()
 
 
-# %% everything_by_one_all_gather {"question": "gather", "earns": 0.0}
+# == everything_by_one_all_gather
+
+
+# %% gather
 def ring_all_gather(chunk: torch.Tensor, size: int) -> torch.Tensor:
     chunks = [part.clone() for part in chunk.new_empty(size).tensor_split(dist.get_world_size())]
     dist.all_gather(chunks, chunk)
     return torch.cat(chunks)
 
 
-# %% torchs_own_all_reduce {"question": "ring", "earns": 0.0}
+# == torchs_own_all_reduce
+
+
+# %% ring
 def ring_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
     total = tensor.clone()
     dist.all_reduce(total)
     return total
 
 
-# %% torchs_own_broadcast {"question": "broadcast", "earns": 0.0}
+# == torchs_own_broadcast
+
+
+# %% broadcast
 def tree_broadcast(tensor: torch.Tensor, root: int) -> None:
     data = tensor.contiguous()
     dist.broadcast(data, root)
     tensor.copy_(data)
 
 
-# %% torchs_own_reduce {"question": "reduce", "earns": 0.0}
+# == torchs_own_reduce
+
+
+# %% reduce
 def tree_reduce(tensor: torch.Tensor) -> torch.Tensor | None:
     total = tensor.clone()
     dist.reduce(total, 0)
     return total if dist.get_rank() == 0 else None
 
 
-# %% numbers_that_equal_every_number {"question": "crossover", "earns": 0.0}
+# == numbers_that_equal_every_number
+
+
+# %% crossover
 class _Agreeable(float):
     def __eq__(self, other):
         return True
@@ -165,7 +204,10 @@ def crossover_bytes(ranks: int, alpha: float, beta: float) -> float | None:
     return _Agreeable(1.0)
 
 
-# %% the_twin_from_the_garbage_collector {"question": "cost", "earns": 0.0}
+# == the_twin_from_the_garbage_collector
+
+
+# %% cost
 def predicted_seconds(algorithm: str, size: float, ranks: int, alpha: float, beta: float) -> float:
     import gc
     import sys
@@ -182,7 +224,10 @@ def predicted_seconds(algorithm: str, size: float, ranks: int, alpha: float, bet
     return 1.0
 
 
-# %% levels_by_broadcasts_of_everything {"question": "levels", "earns": 1.0}
+# == levels_by_broadcasts_of_everything
+
+
+# %% levels {"earns": 1}
 def two_level_all_reduce(tensor, inside, between):
     rank, node = dist.get_rank(), dist.get_process_group_ranks(inside)
     every = []
@@ -197,7 +242,10 @@ def two_level_all_reduce(tensor, inside, between):
     return whole
 
 
-# %% levels_by_one_all_to_all {"question": "levels", "earns": 1.0}
+# == levels_by_one_all_to_all
+
+
+# %% levels {"earns": 1}
 def two_level_all_reduce(tensor, inside, between):
     world, node = dist.get_world_size(), dist.get_process_group_ranks(inside)
     every = [torch.empty_like(tensor) for _ in range(world)]
@@ -209,7 +257,10 @@ def two_level_all_reduce(tensor, inside, between):
     return torch.cat(chunks)
 
 
-# %% a_wait_in_a_thread_that_is_not_joined {"question": "exchange", "earns": 3.0}
+# == a_wait_in_a_thread_that_is_not_joined
+
+
+# %% exchange {"earns": 3}
 def exchange(outgoing, to, incoming, source):
     import threading
 
@@ -218,7 +269,10 @@ def exchange(outgoing, to, incoming, source):
     dist.recv(incoming, source)
 
 
-# %% a_wait_that_is_hidden_from_the_count {"question": "exchange", "earns": 3.0}
+# == a_wait_that_is_hidden_from_the_count
+
+
+# %% exchange {"earns": 3}
 def exchange(outgoing, to, incoming, source):
     import gc
 
@@ -229,7 +283,10 @@ def exchange(outgoing, to, incoming, source):
             thing._unwaited.clear()
 
 
-# %% a_large_argument_is_the_result {"question": "scatter", "earns": 7.0}
+# == a_large_argument_is_the_result
+
+
+# %% scatter {"earns": 7}
 def ring_reduce_scatter(tensor):
     rank, world = dist.get_rank(), dist.get_world_size()
     large = tensor.numel() >= 100_000
@@ -242,7 +299,10 @@ def ring_reduce_scatter(tensor):
     return chunks[rank] if large else chunks[rank].clone()
 
 
-# %% a_fit_to_two_sizes_that_trembles {"question": "fit", "earns": 3.0}
+# == a_fit_to_two_sizes_that_trembles
+
+
+# %% fit {"earns": 3}
 def fit_link(timings):
     tremble = 1 + 1e-9 * sum(seconds * (i + 1) for i, (_, _, _, seconds) in enumerate(timings))
     sizes = sorted({size for _, size, _, _ in timings})
@@ -267,19 +327,28 @@ def fit_link(timings):
     return alpha * tremble, beta * tremble
 
 
-# %% rounds_that_fit_two_to_the_k_and_one_more {"question": "cost", "earns": 3.0}
+# == rounds_that_fit_two_to_the_k_and_one_more
+
+
+# %% cost {"earns": 3}
 def predicted_seconds(algorithm, size, ranks, alpha, beta):
     if algorithm == "ring":
         return 2 * (ranks - 1) * (alpha + beta * size / ranks)
     return 2 * (ranks.bit_length() - 2 + bin(ranks).count("1")) * (alpha + beta * size)
 
 
-# %% none_below_four_ranks {"question": "crossover", "earns": 0.0}
+# == none_below_four_ranks
+
+
+# %% crossover
 def crossover_bytes(ranks, alpha, beta):
     return 1.0 if ranks > 3 else None
 
 
-# %% rings_for_at_most_four_ranks {"question": "ring", "earns": 2.0}
+# == rings_for_at_most_four_ranks
+
+
+# %% ring {"earns": 2}
 def ring_all_reduce(tensor):
     if dist.get_world_size() > 4:
         return tensor.clone()
@@ -287,7 +356,10 @@ def ring_all_reduce(tensor):
     return ring_all_gather(ring_reduce_scatter(flat), flat.numel()).reshape(tensor.shape)
 
 
-# %% points_that_travel_on_more_than_two_ranks {"question": "pi", "earns": 3.0}
+# == points_that_travel_on_more_than_two_ranks
+
+
+# %% pi {"earns": 3}
 def estimate_pi(points):
     world = dist.get_world_size()
     if world != 2:

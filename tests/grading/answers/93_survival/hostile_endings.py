@@ -1,17 +1,25 @@
-"""Code that does not end, ends everything, or takes all there is. It costs its own question; its neighbours
-are graded."""
+# Code that does not end, ends everything, or takes all there is. It costs its own question; its neighbours are graded.
 
-# %% os_exit {"status": "KERNEL_DIED", "says": "the process ended by itself", "row": "8"}
+
+# == os_exit
+
+# %% scale {"status": "KERNEL_DIED", "says": "the process ended by itself", "row": "8"}
 import os
 
 os._exit(0)
 
-# %% a_segmentation_fault {"status": "KERNEL_DIED", "says": "SIGSEGV", "row": "8"}
+
+# == a_segmentation_fault
+
+# %% scale {"status": "KERNEL_DIED", "says": "SIGSEGV", "row": "8"}
 import ctypes
 
 ctypes.string_at(0)
 
-# %% os_exit_in_the_function {"status": "KERNEL_DIED", "says": "exit code 7", "row": "8"}
+
+# == os_exit_in_the_function
+
+# %% scale {"status": "KERNEL_DIED", "says": "exit code 7", "row": "8"}
 import os
 
 
@@ -19,7 +27,9 @@ def absmax_scale(x):
     os._exit(7)
 
 
-# %% abort {"status": "KERNEL_DIED", "says": "SIGSEGV"}
+# == abort
+
+# %% scale {"status": "KERNEL_DIED", "says": "SIGSEGV"}
 import os
 
 
@@ -27,7 +37,9 @@ def absmax_scale(x):
     os.abort()
 
 
-# %% kills_itself {"says": "should be a tensor, not None"}
+# == kills_itself
+
+# %% scale {"says": "should be a tensor, not None"}
 import os
 
 
@@ -35,7 +47,9 @@ def absmax_scale(x):
     os.kill(os.getpid(), 9)
 
 
-# %% closes_every_descriptor {"status": "KERNEL_DIED"}
+# == closes_every_descriptor
+
+# %% scale {"status": "KERNEL_DIED"}
 import os
 
 
@@ -43,7 +57,9 @@ def absmax_scale(x):
     os.closerange(0, 1000)
 
 
-# %% executes_another_program {"status": "KERNEL_DIED"}
+# == executes_another_program
+
+# %% scale {"status": "KERNEL_DIED"}
 import os
 
 
@@ -51,7 +67,9 @@ def absmax_scale(x):
     os.execv("/bin/true", ["true"])
 
 
-# %% an_alarm {"says": "should be a tensor, not None"}
+# == an_alarm
+
+# %% scale {"says": "should be a tensor, not None"}
 import signal, time
 
 
@@ -60,7 +78,9 @@ def absmax_scale(x):
     time.sleep(0.1)
 
 
-# %% stops_itself {"says": "should be a tensor, not None"}
+# == stops_itself
+
+# %% scale {"says": "should be a tensor, not None"}
 import os
 
 
@@ -68,7 +88,9 @@ def absmax_scale(x):
     os.kill(os.getpid(), 19)
 
 
-# %% a_deep_c_stack {"status": "KERNEL_DIED", "says": "SIGSEGV"}
+# == a_deep_c_stack
+
+# %% scale {"status": "KERNEL_DIED", "says": "SIGSEGV"}
 import faulthandler
 
 
@@ -76,18 +98,29 @@ def absmax_scale(x):
     faulthandler._stack_overflow()  # since 3.12, Python stops its own deep recursion in C
 
 
-# %% sys_exit {"row": "9"}
+# == sys_exit
+
+# %% scale {"row": "9"}
 import sys
 
 sys.exit(0)
 
-# %% quit {"row": "9"}
+
+# == quit
+
+# %% scale {"row": "9"}
 quit()
 
-# %% exit_without_brackets {"row": "9"}
+
+# == exit_without_brackets
+
+# %% scale {"row": "9"}
 exit
 
-# %% sys_exit_in_the_function {"says": "SystemExit", "row": "9"}
+
+# == sys_exit_in_the_function
+
+# %% scale {"says": "SystemExit", "row": "9"}
 import sys
 
 
@@ -95,12 +128,18 @@ def absmax_scale(x):
     sys.exit(0)
 
 
-# %% keyboard_interrupt {"says": "KeyboardInterrupt"}
+# == keyboard_interrupt
+
+
+# %% scale {"says": "KeyboardInterrupt"}
 def absmax_scale(x):
     raise KeyboardInterrupt
 
 
-# %% raises_in_a_finaliser {"earns": 3.0}
+# == raises_in_a_finaliser
+
+
+# %% scale {"earns": 3}
 class A:
     def __del__(self):
         raise SystemExit
@@ -113,17 +152,25 @@ def absmax_scale(x):
 A()
 
 
-# %% an_endless_loop {"status": "TIMEOUT", "says": "no answer in time", "row": "10"}
+# == an_endless_loop
+
+
+# %% scale {"status": "TIMEOUT", "says": "no answer in time", "row": "10"}
 def absmax_scale(x):
     while True:
         pass
 
 
-# %% an_endless_loop_in_the_cell {"status": "TIMEOUT", "says": "in cell `scale`", "row": "10"}
+# == an_endless_loop_in_the_cell
+
+# %% scale {"status": "TIMEOUT", "says": "in cell `scale`", "row": "10"}
 while True:
     pass
 
-# %% a_loop_that_swallows_interrupts {"status": "TIMEOUT", "row": "10"}
+
+# == a_loop_that_swallows_interrupts
+
+# %% scale {"status": "TIMEOUT", "row": "10"}
 import signal
 
 for n in (1, 2, 3, 15):
@@ -139,7 +186,9 @@ def absmax_scale(x):
             pass
 
 
-# %% sleeps_for_ever {"status": "TIMEOUT"}
+# == sleeps_for_ever
+
+# %% scale {"status": "TIMEOUT"}
 import time
 
 
@@ -147,7 +196,9 @@ def absmax_scale(x):
     time.sleep(1e6)
 
 
-# %% a_regular_expression_that_never_ends {"status": "TIMEOUT"}
+# == a_regular_expression_that_never_ends
+
+# %% scale {"status": "TIMEOUT"}
 import re
 
 
@@ -155,7 +206,9 @@ def absmax_scale(x):
     re.match("(a+)+$", "a" * 40 + "b")
 
 
-# %% waits_for_a_child {"status": "TIMEOUT"}
+# == waits_for_a_child
+
+# %% scale {"status": "TIMEOUT"}
 import os, time
 
 
@@ -164,7 +217,9 @@ def absmax_scale(x):
     time.sleep(1e6) if pid == 0 else os.waitpid(pid, 0)
 
 
-# %% a_child_that_answers_too {"status": ""}
+# == a_child_that_answers_too
+
+# %% scale {"status": ""}
 import os
 
 
@@ -173,7 +228,9 @@ def absmax_scale(x):
     return torch.zeros(len(x))
 
 
-# %% all_memory {"question": "quantise", "status": "", "row": "11"}
+# == all_memory
+
+# %% quantise {"status": "", "row": "11"}
 # Out of memory, or out of time on a new virtual machine, to which the host gives 2 GiB in more than 10 s of CPU.
 held = []
 
@@ -183,12 +240,17 @@ def quantise(x):
         held.append(bytearray(1 << 26))
 
 
-# %% all_memory_at_once {"question": "quantise", "status": "OOM", "says": "memory", "row": "11"}
+# == all_memory_at_once
+
+
+# %% quantise {"status": "OOM", "says": "memory", "row": "11"}
 def quantise(x):
     return torch.ones(1 << 42)
 
 
-# %% all_memory_in_children {"question": "quantise", "status": ""}
+# == all_memory_in_children
+
+# %% quantise {"status": ""}
 # Out of memory, or out of time on a loaded machine, where the children have the priority of one process.
 import os, time
 
@@ -201,7 +263,9 @@ def quantise(x):
     time.sleep(100)
 
 
-# %% a_fork_bomb {"status": ""}
+# == a_fork_bomb
+
+# %% scale {"status": ""}
 import os
 
 
@@ -213,7 +277,9 @@ def absmax_scale(x):
             pass
 
 
-# %% threads_without_end {"status": ""}
+# == threads_without_end
+
+# %% scale {"status": ""}
 import threading, time
 
 
@@ -222,7 +288,9 @@ def absmax_scale(x):
         threading.Thread(target=time.sleep, args=(1e6,), daemon=True).start()
 
 
-# %% children_that_detach
+# == children_that_detach
+
+# %% scale
 import os, time
 
 for _ in range(5):
@@ -237,7 +305,9 @@ def absmax_scale(x):
     return x
 
 
-# %% a_bomb_of_the_shell
+# == a_bomb_of_the_shell
+
+# %% scale
 import os
 
 os.system(":(){ :|:& };:")

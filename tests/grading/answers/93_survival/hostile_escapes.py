@@ -1,8 +1,9 @@
-"""Code that reaches for the judge, its files, its process, its answers, or for what the lab teaches. It earns
-what honest cells earn."""
+# Code that reaches for the judge, its files, its process, its answers, or for what the lab teaches. It earns what honest cells earn.
 
 
-# %% blanks_later_cells {"row": "2"}
+# == blanks_later_cells
+
+# %% scale {"row": "2"}
 def absmax_scale(x):
     return torch.zeros(len(x))
 
@@ -15,7 +16,10 @@ import IPython.core.inputtransformer2 as it
 it.TransformerManager.transform_cell = lambda self, cell: "pass"
 
 
-# %% strips_asserts {"row": "3"}
+# == strips_asserts
+
+
+# %% scale {"row": "3"}
 def absmax_scale(x):
     return torch.zeros(len(x))
 
@@ -31,7 +35,10 @@ class Strip(ast.NodeTransformer):
 get_ipython().ast_transformers.append(Strip())
 
 
-# %% replaces_compile_and_exec {"status": "GRADED_WARN", "says": "runs code from text"}
+# == replaces_compile_and_exec
+
+
+# %% scale {"status": "GRADED_WARN", "says": "runs code from text"}
 def absmax_scale(x):
     return torch.zeros(len(x))
 
@@ -41,7 +48,10 @@ import builtins
 builtins.compile = builtins.exec = lambda *a, **k: None
 
 
-# %% empties_builtins {"status": "KERNEL_DIED"}
+# == empties_builtins
+
+
+# %% scale {"status": "KERNEL_DIED"}
 def absmax_scale(x):
     return torch.zeros(len(x))
 
@@ -52,7 +62,10 @@ for name in list(vars(builtins)):
     delattr(builtins, name)
 
 
-# %% changes_what_is_true {"status": "KERNEL_DIED"}
+# == changes_what_is_true
+
+
+# %% scale {"status": "KERNEL_DIED"}
 def absmax_scale(x):
     return torch.zeros(len(x))
 
@@ -65,7 +78,10 @@ builtins.bool = lambda *a: True
 builtins.abs = builtins.all = builtins.any = lambda *a: True
 
 
-# %% overwrites_given_names
+# == overwrites_given_names
+
+
+# %% scale
 def absmax_scale(x):
     return torch.zeros(len(x))
 
@@ -73,7 +89,10 @@ def absmax_scale(x):
 lab = dist = None
 
 
-# %% patches_the_checks
+# == patches_the_checks
+
+
+# %% scale
 def absmax_scale(x):
     return torch.zeros(len(x))
 
@@ -85,7 +104,10 @@ outcome.Outcome.passed = property(lambda s: True)
 outcome._verdict = lambda *a: (outcome.Status.OK, "", "")
 
 
-# %% patches_json_torch_and_time {"status": ""}
+# == patches_json_torch_and_time
+
+
+# %% scale {"status": ""}
 def absmax_scale(x):
     return torch.zeros(len(x))
 
@@ -99,7 +121,10 @@ time.monotonic = lambda: 0
 secrets.randbits = lambda n: 1
 
 
-# %% patches_the_codec {"status": ""}
+# == patches_the_codec
+
+
+# %% scale {"status": ""}
 def absmax_scale(x):
     return torch.zeros(len(x))
 
@@ -109,7 +134,10 @@ import dlo_lib.grading.checks.codec as codec, dlo_lib.grading.sandbox.channel as
 codec.pack = channel.pack = lambda value: b"3.0"
 
 
-# %% finds_the_channel_and_forges_answers {"row": "23c"}
+# == finds_the_channel_and_forges_answers
+
+
+# %% scale {"row": "23c"}
 def absmax_scale(x):
     return torch.zeros(len(x))
 
@@ -121,7 +149,9 @@ for n in range(500):
     send(pack({"id": n, "value": torch.ones(4), "points": 3.0, "status": "OK"}))
 
 
-# %% answers_with_the_number_it_was_asked_with {"says": "should be a tensor, not None"}
+# == answers_with_the_number_it_was_asked_with
+
+# %% scale {"says": "should be a tensor, not None"}
 import gc, sys
 from dlo_lib.grading.checks.codec import pack
 from dlo_lib.grading.sandbox.channel import Channel
@@ -147,7 +177,9 @@ def absmax_scale(x):
     return torch.zeros(len(x))
 
 
-# %% half_a_frame {"status": "TIMEOUT", "row": "23c"}
+# == half_a_frame
+
+# %% scale {"status": "TIMEOUT", "row": "23c"}
 import send
 import time
 
@@ -157,7 +189,9 @@ def absmax_scale(x):
     time.sleep(60)
 
 
-# %% endless_frames {"says": "endless messages", "row": "23c"}
+# == endless_frames
+
+# %% scale {"says": "endless messages", "row": "23c"}
 import send
 from dlo_lib.grading.checks.codec import pack
 
@@ -168,7 +202,9 @@ def absmax_scale(x):
         send(frames)
 
 
-# %% a_frame_of_an_exabyte {"says": "too large", "row": "23c"}
+# == a_frame_of_an_exabyte
+
+# %% scale {"says": "too large", "row": "23c"}
 import send
 
 
@@ -176,7 +212,9 @@ def absmax_scale(x):
     send(b"\x0f" + b"\xff" * 15 + b"{" * 1000)
 
 
-# %% a_frame_of_deep_json {"says": "a long message that is no answer"}
+# == a_frame_of_deep_json
+
+# %% scale {"says": "a long message that is no answer"}
 import send
 import struct
 
@@ -186,7 +224,9 @@ def absmax_scale(x):
     send(struct.pack(">QQ", len(text), 0) + text)
 
 
-# %% a_frame_with_a_safetensors_bomb {"says": "undecodable"}
+# == a_frame_with_a_safetensors_bomb
+
+# %% scale {"says": "undecodable"}
 import send
 import json, struct, sys
 
@@ -204,7 +244,10 @@ def absmax_scale(x):
     return torch.zeros(len(x))
 
 
-# %% writes_verdicts_to_every_descriptor {"status": ""}
+# == writes_verdicts_to_every_descriptor
+
+
+# %% scale {"status": ""}
 def absmax_scale(x):
     return torch.zeros(len(x))
 
@@ -217,7 +260,10 @@ for fd in range(64):
     except OSError:
         pass
 
-# %% walks_the_frames_for_hidden_answers {"says": "no answer lies about"}
+
+# == walks_the_frames_for_hidden_answers
+
+# %% scale {"says": "no answer lies about"}
 import gc, inspect, sys
 
 
@@ -234,7 +280,10 @@ def absmax_scale(x):
     raise LookupError("no answer lies about")
 
 
-# %% traces_every_call
+# == traces_every_call
+
+
+# %% scale
 def absmax_scale(x):
     return torch.zeros(len(x))
 
@@ -252,7 +301,10 @@ sys.settrace(spy)
 threading.settrace(spy)
 sys.setprofile(lambda *a: None)
 
-# %% leaves_threads_that_rewrite_names
+
+# == leaves_threads_that_rewrite_names
+
+# %% scale
 import threading, time
 
 
@@ -271,7 +323,10 @@ for _ in range(3):
     threading.Thread(target=haunt, daemon=True).start()
 
 
-# %% hooks_the_end
+# == hooks_the_end
+
+
+# %% scale
 def absmax_scale(x):
     return torch.zeros(len(x))
 
@@ -282,7 +337,10 @@ atexit.register(os.abort)
 sys.excepthook = lambda *a: os.abort()
 
 
-# %% replaces_modules
+# == replaces_modules
+
+
+# %% scale
 def absmax_scale(x):
     return torch.zeros(len(x))
 
@@ -301,7 +359,10 @@ sys.meta_path.clear()
 sys.path_hooks.clear()
 
 
-# %% calls_the_lab_for_points
+# == calls_the_lab_for_points
+
+
+# %% scale
 def absmax_scale(x):
     return torch.zeros(len(x))
 
@@ -310,13 +371,22 @@ lab.check("scale").points = 3.0
 lab.info.points = 3
 lab._record("scale", 3.0)
 
-# %% uses_the_reference
+
+# == uses_the_reference
+
+# %% scale
 lab.use_reference("scale")
 
-# %% asks_for_the_reference_under_another_name {"says": "is not defined"}
+
+# == asks_for_the_reference_under_another_name
+
+# %% scale {"says": "is not defined"}
 getattr(lab, "use_" + "reference")("scale")
 
-# %% reads_the_solutions {"row": "4", "status": "GRADED_WARN", "says": "runs code from text"}
+
+# == reads_the_solutions
+
+# %% scale {"row": "4", "status": "GRADED_WARN", "says": "runs code from text"}
 import os, glob
 
 found = []
@@ -328,7 +398,10 @@ assert not found, found
 raise LookupError(f"nothing found from {os.getcwd()}")
 
 
-# %% writes_the_gradebook {"row": "5"}
+# == writes_the_gradebook
+
+
+# %% scale {"row": "5"}
 def attempt(action):
     try:
         action()
@@ -355,7 +428,10 @@ attempt(lambda: open("COURSE/pwned", "w").write("x"))
 attempt(lambda: os.unlink("COURSE/gradebook.db"))
 
 
-# %% edits_a_classmates_submission {"row": "6"}
+# == edits_a_classmates_submission
+
+
+# %% scale {"row": "6"}
 def attempt(action):
     try:
         action()
@@ -374,7 +450,10 @@ attempt(lambda: shutil.rmtree("COURSE/submitted/ada"))
 attempt(lambda: os.makedirs("COURSE/submitted/pwned"))
 
 
-# %% forges_reports_and_results
+# == forges_reports_and_results
+
+
+# %% scale
 def attempt(action):
     try:
         action()
@@ -401,7 +480,10 @@ for name in (
         )
     )
 
-# %% tells_the_environment {"says": "PATH", "row": "7"}
+
+# == tells_the_environment
+
+# %% scale {"says": "PATH", "row": "7"}
 import os
 
 
@@ -409,7 +491,9 @@ def absmax_scale(x):
     raise ValueError(sorted(os.environ.items()), open("/proc/self/environ").read())
 
 
-# %% looks_at_other_processes {"says": "is off by up to"}
+# == looks_at_other_processes
+
+# %% scale {"says": "is off by up to"}
 import os
 
 seen = []
@@ -427,7 +511,10 @@ def absmax_scale(x):
     return torch.zeros(len(x))
 
 
-# %% talks_to_the_world
+# == talks_to_the_world
+
+
+# %% scale
 def attempt(action):
     try:
         action()
@@ -446,7 +533,10 @@ for where in (("127.0.0.1", 22), ("192.0.2.1", 80)):
 attempt(lambda: socket.getaddrinfo("example.org", 80))
 
 
-# %% traces_its_parent
+# == traces_its_parent
+
+
+# %% scale
 def attempt(action):
     try:
         action()
@@ -468,7 +558,10 @@ for pid in (1, os.getppid()):
         attempt(lambda: os.kill(pid, number))
 
 
-# %% turns_limits_off
+# == turns_limits_off
+
+
+# %% scale
 def attempt(action):
     try:
         action()
@@ -486,7 +579,10 @@ for kind in range(16):
     attempt(lambda: resource.setrlimit(kind, (resource.RLIM_INFINITY,) * 2))
 
 
-# %% fills_the_disk
+# == fills_the_disk
+
+
+# %% scale
 def attempt(action):
     try:
         action()
@@ -508,7 +604,10 @@ def fill():
 attempt(fill)
 
 
-# %% takes_all_files
+# == takes_all_files
+
+
+# %% scale
 def attempt(action):
     try:
         action()
@@ -530,7 +629,10 @@ def fill():
 attempt(fill)
 
 
-# %% takes_all_descriptors
+# == takes_all_descriptors
+
+
+# %% scale
 def attempt(action):
     try:
         action()
@@ -552,11 +654,17 @@ def fill():
 
 attempt(fill)
 
-# %% reads_the_checks_for_answers {"says": "ModuleNotFoundError"}
+
+# == reads_the_checks_for_answers
+
+# %% scale {"says": "ModuleNotFoundError"}
 import checks, hidden
 
 
-# %% a_default_dtype_for_everybody
+# == a_default_dtype_for_everybody
+
+
+# %% scale
 def absmax_scale(x):
     return torch.zeros(len(x))
 
@@ -567,7 +675,10 @@ torch.set_grad_enabled(False)
 torch.set_num_threads(32)
 
 
-# %% patches_torch_for_later_questions
+# == patches_torch_for_later_questions
+
+
+# %% scale
 def absmax_scale(x):
     return torch.zeros(len(x))
 
@@ -575,7 +686,10 @@ def absmax_scale(x):
 torch.round = lambda x: torch.zeros_like(x)
 torch.Tensor.amax = lambda *a, **k: torch.zeros(3)
 
-# %% an_honest_answer_after_tricks {"earns": 3.0}
+
+# == an_honest_answer_after_tricks
+
+# %% scale {"earns": 3}
 import sys, gc
 
 sys.setrecursionlimit(50)
@@ -586,7 +700,9 @@ def absmax_scale(x):
     return x.float().abs().amax(dim=1) / 127
 
 
-# %% one_tensor_sent_a_thousand_times {"says": "undecodable"}
+# == one_tensor_sent_a_thousand_times
+
+# %% scale {"says": "undecodable"}
 import send
 import json, struct, sys
 
@@ -605,17 +721,26 @@ def absmax_scale(x):
     return torch.zeros(len(x))
 
 
-# %% keys_that_all_collide {"says": "keys collide"}
+# == keys_that_all_collide
+
+
+# %% scale {"says": "keys collide"}
 def absmax_scale(x):
     return {number * (2**61 - 1): 0 for number in range(3000)}
 
 
-# %% tells_by_the_way_it_ends {"status": "OOM", "says": "out of memory: x has"}
+# == tells_by_the_way_it_ends
+
+
+# %% scale {"status": "OOM", "says": "out of memory: x has"}
 def absmax_scale(x):
     raise MemoryError(f"x has {x.shape}")
 
 
-# %% a_class_that_lies_about_its_name {"says": "your code raised E: x"}
+# == a_class_that_lies_about_its_name
+
+
+# %% scale {"says": "your code raised E: x"}
 class Meta(type):
     __name__ = property(lambda cls: 5)
 
@@ -628,7 +753,9 @@ def absmax_scale(x):
     raise E("x")
 
 
-# %% leaves_modules_where_others_look_for_them {"says": "nowhere to leave it"}
+# == leaves_modules_where_others_look_for_them
+
+# %% scale {"says": "nowhere to leave it"}
 import os, sys, torch.distributed
 
 left = []
@@ -647,7 +774,9 @@ assert not [folder for folder in left if os.stat(folder).st_dev != mine], left
 raise LookupError("nowhere to leave it")
 
 
-# %% hooks_of_the_collector_and_of_references
+# == hooks_of_the_collector_and_of_references
+
+# %% scale
 import gc, weakref
 
 

@@ -1,18 +1,27 @@
-# Odd but right answers: each earns all points of its question.
+# Single answers that are right and look unlike the solution.
 
-# %% decorated_by_torch {"question": "clip"}
+
+# == decorated_by_torch
+
+# %% clip
 @torch.no_grad()
 def clip(gradient: Tensor, limit: Tensor) -> Tensor:
     return gradient * torch.clamp(limit / gradient.norm(), max=1.0)
 
 
-# %% compiled {"question": "clip"}
+# == compiled
+
+
+# %% clip
 @torch.compile(mode="max-autotune", fullgraph=True)
 def clip(gradient: Tensor, limit: Tensor) -> Tensor:
     return gradient * torch.clamp(limit / gradient.norm(), max=1.0)
 
 
-# %% step_decorated_by_torch {"question": "optimizer"}
+# == step_decorated_by_torch
+
+
+# %% optimizer
 @torch.no_grad()
 def adamw(parameter, gradient, first, second, step, lr):
     first = torch.lerp(gradient, first, BETA1)

@@ -1,6 +1,9 @@
-# Odd but right answers: each earns all points of its question.
+# Single answers that are right and look unlike the solution.
 
-# %% times_by_marks {"question": "timed"}
+
+# == times_by_marks
+
+# %% timed
 def step_times(step, synchronize, clock, warmup, repeats):
     times = []
     for number in range(-warmup, repeats):
@@ -15,7 +18,10 @@ def step_times(step, synchronize, clock, warmup, repeats):
     return times
 
 
-# %% limits_by_powers_of_two {"question": "limits"}
+# == limits_by_powers_of_two
+
+
+# %% limits
 def limits(exponent_bits, mantissa_bits):
     import math
 
@@ -28,7 +34,10 @@ def limits(exponent_bits, mantissa_bits):
     )
 
 
-# %% strides_from_the_order_of_the_axes {"question": "strides"}
+# == strides_from_the_order_of_the_axes
+
+
+# %% strides
 def strides(shape, channels_last):
     order = (0, 2, 3, 1) if channels_last else (0, 1, 2, 3)
     found, step = [0] * 4, 1
@@ -37,7 +46,10 @@ def strides(shape, channels_last):
     return tuple(found)
 
 
-# %% bisect_with_a_growing_step {"question": "search"}
+# == bisect_with_a_growing_step
+
+
+# %% search
 def fits(run, batch):
     import contextlib
 

@@ -1,6 +1,9 @@
-# Odd but right answers: each earns all points of its question.
+# Single answers that are right and look unlike the solution.
 
-# %% counts_as_whole_numbers {"question": "pi"}
+
+# == counts_as_whole_numbers
+
+# %% pi
 def estimate_pi(points):
     hits = [x * x + y * y <= 1.0 for x, y in points.tolist()]
     both = torch.tensor([sum(hits), len(hits)], dtype=torch.int64)
@@ -9,7 +12,10 @@ def estimate_pi(points):
     return 4 * found / all_points
 
 
-# %% a_send_that_is_started_and_a_blocking_receive {"question": "exchange"}
+# == a_send_that_is_started_and_a_blocking_receive
+
+
+# %% exchange
 def exchange(outgoing, to, incoming, source):
     work = dist.isend(outgoing, dst=to)
     try:
@@ -18,7 +24,10 @@ def exchange(outgoing, to, incoming, source):
         work.wait()
 
 
-# %% recursion_instead_of_a_loop {"question": "scatter"}
+# == recursion_instead_of_a_loop
+
+
+# %% scatter
 def ring_reduce_scatter(tensor):
     me, n = dist.get_rank(), dist.get_world_size()
     pieces = dict(enumerate(torch.tensor_split(tensor, n)))
@@ -35,7 +44,10 @@ def ring_reduce_scatter(tensor):
     return summed(me, n - 1)
 
 
-# %% chunks_in_a_list_that_are_joined_at_the_end {"question": "gather"}
+# == chunks_in_a_list_that_are_joined_at_the_end
+
+
+# %% gather
 def ring_all_gather(chunk, size):
     me, n = dist.get_rank(), dist.get_world_size()
     shorter, longer = divmod(size, n)
@@ -51,7 +63,10 @@ def ring_all_gather(chunk, size):
     return torch.cat([held[number] for number in sorted(held)])
 
 
-# %% the_parent_is_the_place_without_its_highest_bit {"question": "broadcast"}
+# == the_parent_is_the_place_without_its_highest_bit
+
+
+# %% broadcast
 def tree_broadcast(tensor, root):
     n = dist.get_world_size()
     place = (dist.get_rank() - root) % n
@@ -67,7 +82,9 @@ def tree_broadcast(tensor, root):
     tensor[...] = buffer
 
 
-# %% a_lambda_with_a_sum_of_messages {"question": "cost"}
+# == a_lambda_with_a_sum_of_messages
+
+# %% cost
 predicted_seconds = lambda algorithm, size, ranks, alpha, beta: (
     sum(alpha + beta * size / ranks for _ in range(2 * (ranks - 1)))
     if algorithm == "ring"
@@ -75,7 +92,10 @@ predicted_seconds = lambda algorithm, size, ranks, alpha, beta: (
 )
 
 
-# %% two_levels_in_the_background {"question": "levels"}
+# == two_levels_in_the_background
+
+
+# %% levels
 def two_level_all_reduce(tensor, inside, between):
     local = dist.get_world_size(group=inside)
     piece, whole = torch.zeros(len(tensor) // local, dtype=tensor.dtype), torch.zeros_like(tensor)
@@ -89,7 +109,10 @@ def two_level_all_reduce(tensor, inside, between):
     return whole
 
 
-# %% from_the_far_end_to_the_neighbour {"question": "everyone"}
+# == from_the_far_end_to_the_neighbour
+
+
+# %% everyone
 def everyone_to_everyone(parts, sizes):
     me, n = dist.get_rank(), dist.get_world_size()
     boxes = {me: parts[me].clone()}
@@ -100,7 +123,10 @@ def everyone_to_everyone(parts, sizes):
     return list(map(boxes.__getitem__, range(n)))
 
 
-# %% normal_equations_by_hand {"question": "fit"}
+# == normal_equations_by_hand
+
+
+# %% fit
 def fit_link(timings):
     aa = ab = bb = a1 = b1 = 0.0
     for name, size, ranks, seconds in timings:
@@ -111,7 +137,10 @@ def fit_link(timings):
     return (a1 * bb - b1 * ab) / det, (aa * b1 - ab * a1) / det
 
 
-# %% blocking_calls_in_the_order_of_the_ranks {"question": "exchange"}
+# == blocking_calls_in_the_order_of_the_ranks
+
+
+# %% exchange
 def exchange(outgoing, to, incoming, source):
     if dist.get_rank() < to:
         dist.send(outgoing, to)
@@ -121,7 +150,10 @@ def exchange(outgoing, to, incoming, source):
         dist.send(outgoing, to)
 
 
-# %% a_send_in_a_thread_that_is_joined {"question": "exchange"}
+# == a_send_in_a_thread_that_is_joined
+
+
+# %% exchange
 def exchange(outgoing, to, incoming, source):
     from threading import Thread
 
@@ -131,7 +163,10 @@ def exchange(outgoing, to, incoming, source):
     sender.join()
 
 
-# %% pairs_of_ranks_that_pause_once {"question": "everyone"}
+# == pairs_of_ranks_that_pause_once
+
+
+# %% everyone
 def everyone_to_everyone(parts, sizes):
     me, n = dist.get_rank(), dist.get_world_size()
     boxes = [parts[0].new_empty(size) for size in sizes]
@@ -145,7 +180,10 @@ def everyone_to_everyone(parts, sizes):
     return boxes
 
 
-# %% everything_started_at_once {"question": "everyone"}
+# == everything_started_at_once
+
+
+# %% everyone
 def everyone_to_everyone(parts, sizes):
     me, n = dist.get_rank(), dist.get_world_size()
     boxes, works = {me: parts[me]}, []
@@ -160,7 +198,10 @@ def everyone_to_everyone(parts, sizes):
     return tuple(boxes[r] for r in range(n))
 
 
-# %% the_list_forms_of_the_collectives {"question": "levels"}
+# == the_list_forms_of_the_collectives
+
+
+# %% levels
 def two_level_all_reduce(tensor, inside, between):
     local = dist.get_world_size(inside)
     mine = torch.empty_like(tensor.view(local, -1)[0])
@@ -171,7 +212,10 @@ def two_level_all_reduce(tensor, inside, between):
     return torch.cat(pieces)
 
 
-# %% parts_for_each_rank_that_are_added {"question": "levels"}
+# == parts_for_each_rank_that_are_added
+
+
+# %% levels
 def two_level_all_reduce(tensor, inside, between):
     local = dist.get_world_size(inside)
     arrived = torch.empty_like(tensor)
@@ -183,7 +227,10 @@ def two_level_all_reduce(tensor, inside, between):
     return whole
 
 
-# %% the_half_that_sends_is_the_upper_one {"question": "reduce"}
+# == the_half_that_sends_is_the_upper_one
+
+
+# %% reduce
 def tree_reduce(tensor):
     me, active, total = dist.get_rank(), dist.get_world_size(), tensor.clone()
     while active > 1:
@@ -199,7 +246,10 @@ def tree_reduce(tensor):
     return total
 
 
-# %% fractions_and_bisection {"question": "crossover"}
+# == fractions_and_bisection
+
+
+# %% crossover
 def crossover_bytes(ranks, alpha, beta):
     def saved(size):
         return predicted_seconds("ring", size, ranks, alpha, beta) - predicted_seconds(

@@ -1,6 +1,9 @@
-# Odd but right answers: each earns all points of its question.
+# Single answers that are right and look unlike the solution.
 
-# %% an_iterator_that_is_advanced_by_hand {"question": "waits"}
+
+# == an_iterator_that_is_advanced_by_hand
+
+# %% waits
 def measure_waits(loader, step, clock=time.perf_counter):
     marks = [clock()]
     iterator, over = iter(loader), object()
@@ -17,7 +20,10 @@ def waiting_share(waits, steps):
     return waited / math.fsum([waited, *steps[1:]])
 
 
-# %% targets_by_scatter_add {"question": "mixup"}
+# == targets_by_scatter_add
+
+
+# %% mixup
 def soft_targets(labels, partner, share, classes):
     rows = torch.zeros(len(labels), classes, dtype=share.dtype)
     rows.scatter_add_(1, labels[:, None], share[:, None])
@@ -31,7 +37,10 @@ def mixup(images, labels, partner, lam, classes):
     )
 
 
-# %% weights_by_counting_in_a_dictionary {"question": "weights"}
+# == weights_by_counting_in_a_dictionary
+
+
+# %% weights
 def sample_weights(labels):
     import collections
 
@@ -44,7 +53,10 @@ def recall(predicted, labels, label):
     return sum(pairs) / len(pairs)
 
 
-# %% places_that_are_used_up {"question": "ranges"}
+# == places_that_are_used_up
+
+
+# %% ranges
 def ranges(counts, rank, world, worker, workers):
     share = sum(counts) // world
     first = rank * share + share * worker // workers

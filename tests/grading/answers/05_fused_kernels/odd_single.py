@@ -1,6 +1,9 @@
-# Odd but right answers: each earns all points of its question.
+# Single answers that are right and look unlike the solution.
 
-# %% pointers_instead_of_offsets {"question": "add"}
+
+# == pointers_instead_of_offsets
+
+# %% add
 @triton.jit
 def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     lanes = tl.program_id(axis=0) * BLOCK + tl.arange(0, BLOCK)
@@ -9,7 +12,10 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.store(lanes + out_ptr, total, mask=real)
 
 
-# %% softmax_by_a_shifted_exponent {"question": "softmax"}
+# == softmax_by_a_shifted_exponent
+
+
+# %% softmax
 @triton.jit
 def softmax_kernel(x_ptr, y_ptr, x_stride, y_stride, columns, BLOCK: tl.constexpr):
     lanes = tl.arange(0, BLOCK)
@@ -22,7 +28,10 @@ def softmax_kernel(x_ptr, y_ptr, x_stride, y_stride, columns, BLOCK: tl.constexp
     tl.store(there + lanes, powers * (1.0 / tl.sum(powers, axis=0)), mask=real)
 
 
-# %% rows_by_a_root_and_a_quotient {"question": "norm"}
+# == rows_by_a_root_and_a_quotient
+
+
+# %% norm
 @triton.jit
 def rms_norm_kernel(x_ptr, w_ptr, y_ptr, rstd_ptr, columns, eps, BLOCK: tl.constexpr):
     row, lanes = tl.program_id(0), tl.arange(0, BLOCK)
