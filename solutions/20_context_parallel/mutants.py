@@ -40,6 +40,18 @@ MUTANTS = [
         says="a query that sees no key is NaN",
         replace={"lse.masked_fill(lse == -math.inf, 0)  # -inf - -inf is no number": "lse"},
     ),
+    Mutant(
+        "The attention of PyTorch",
+        "check_block_output",
+        says="The text excludes ready attention",
+        replace={
+            "return (scores - shift.unsqueeze(-1)).exp() @ v, lse": """
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            return out.masked_fill((lse == -math.inf).unsqueeze(-1), 0), lse
+            """
+        },
+        also=("check_block_lse", "check_block_blind", "check_block_large"),
+    ),
     # -- merge
     Mutant(
         "The mean of the two outputs",
@@ -149,7 +161,34 @@ MUTANTS = [
             keys, values = torch.cat(whole, 3)
             return block_attention(q, keys, values, positions[rank][:, None] >= positions.flatten())
         """,
-        also=("check_ring_computes",),
+        also=("check_ring_contiguous", "check_ring_computes"),
+    ),
+    Mutant(
+        "Every rank sends its block to all ranks",
+        "check_ring_contiguous",
+        says="in a ring a rank sends to one neighbour",
+        replace={
+            "shift = start_shift(kv) if step < world - 1 else None": """
+            shift = None
+            if step < world - 1:
+                source = (rank - step - 1) % world
+                arriving = torch.empty_like(kv)
+                ops = [dist.P2POp(dist.isend, torch.stack((k, v)), (rank + step + 1) % world)]
+                shift = dist.batch_isend_irecv([*ops, dist.P2POp(dist.irecv, arriving, source)])
+            """,
+            "kv = shift.wait()": """
+            for work in shift:
+                work.wait()
+            kv = arriving
+            """,
+        },
+        also=("check_ring_computes", "check_ring_traffic"),
+    ),
+    Mutant(
+        "The block is sent in the last step too",
+        "check_ring_traffic",
+        says="after the last step no rank needs the block",
+        replace={"start_shift(kv) if step < world - 1 else None": "start_shift(kv)"},
     ),
     Mutant(
         "The causal mask is forgotten inside the rectangle",
@@ -169,7 +208,7 @@ MUTANTS = [
         says="in step i the owner is (rank - i) % world",
         replace={"owner = (rank - step) % world": "owner = (rank + step) % world"},
         question="ring",
-        also=("check_ring_computes",),
+        also=("check_ring_computes", "check_ring_traffic"),
     ),
     Mutant(
         "The ring begins with lse 0",
@@ -271,7 +310,7 @@ MUTANTS = [
     Mutant(
         "The softmax of the block instead of the whole row",
         "check_gradient_blocks",
-        says="not the softmax of this block",
+        says="exp(S - lse) with the given lse",
         replace={"probabilities = (scores - lse.unsqueeze(-1)).exp()": "probabilities = scores.softmax(-1)"},
     ),
     Mutant(
@@ -483,6 +522,27 @@ MUTANTS = [
         replace={"tokens[:, own_positions + 1]": "tokens[:, own_positions]"},
         also=("check_context_model",),
     ),
+    Mutant(
+        "Each rank computes the whole sequences",
+        "check_context_model",
+        says="each rank computes the whole sequences",
+        answer="""
+        def context_loss(logits, targets):
+            import sys
+
+            step = sys._getframe(1).f_locals
+            if "tokens" not in step:
+                valid = (targets != -100).sum()
+                dist.all_reduce(valid)
+                return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / valid
+            model, tokens = step["model"], step["tokens"]
+            for block in model.layers:
+                del block.self_attn.attend
+            labels = tokens[:, 1:].masked_fill(tokens[:, 1:] == step["padding"], -100)
+            loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), labels.flatten())
+            return (loss + 0 * logits.sum()) / dist.get_world_size()
+        """,
+    ),
     # -- ulysses
     Mutant(
         "Heads are in the wrong order",
@@ -493,7 +553,7 @@ MUTANTS = [
                 "return AllToAll.apply(parts).permute(1, 2, 0, 3, 4).flatten(1, 2)"
             ),
         },
-        also=("check_ulysses_attention", "check_ulysses_three_ranks"),
+        also=("check_ulysses_attention", "check_ulysses_traffic", "check_ulysses_three_ranks"),
     ),
     Mutant(
         "Ulysses without the causal mask",
@@ -537,6 +597,41 @@ MUTANTS = [
         says="each part of the gradient returns to the rank that sent it",
         replace={"return exchanged(grad)": "return grad"},
         also=("check_ulysses_traffic", "check_ulysses_three_ranks"),
+    ),
+    Mutant(
+        "Every rank gathers the whole sequence",
+        "check_ulysses_attention",
+        says="nothing is gathered",
+        answer="""
+        class Whole(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+                dist.all_gather(parts, x.contiguous())
+                return torch.cat(parts, 2)
+
+            @staticmethod
+            def backward(ctx, grad):
+                grad = grad.contiguous()
+                dist.all_reduce(grad)
+                return grad.chunk(dist.get_world_size(), 2)[dist.get_rank()]
+
+        def ulysses_attention(q, k, v):
+            whole = F.scaled_dot_product_attention(*map(Whole.apply, (q, k, v)), is_causal=True)
+            return whole.chunk(dist.get_world_size(), 2)[dist.get_rank()]
+        """,
+        also=("check_ulysses_traffic", "check_ulysses_three_ranks"),
+    ),
+    Mutant(
+        "The queries are exchanged, returned and exchanged again",
+        "check_ulysses_traffic",
+        says="are enough: q, k, v and the output",
+        replace={
+            "q, k, v = (sequence_to_heads(tensor) for tensor in (q, k, v))": """
+            q = heads_to_sequence(sequence_to_heads(q))
+            q, k, v = (sequence_to_heads(tensor) for tensor in (q, k, v))
+            """
+        },
     ),
     # -- bytes
     Mutant(

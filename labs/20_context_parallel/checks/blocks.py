@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import check
-from dlo_lib.labkit.compare import near, wrong_if
+from dlo_lib.labkit.compare import explaining, near, wrong_if
 
+from .scenarios import block_alone
 from .twins import Block, attention, block_gradients, gradients, rectangle
 
 DOUBLE = torch.float64
@@ -44,13 +45,26 @@ def pair(t, got, what: str) -> tuple[Tensor, Tensor]:
 
 # -- block
 
+READY = {
+    "no ready attention": (
+        "The text excludes ready attention such as F.scaled_dot_product_attention: write the scores, their "
+        "log-sum-exp, and the product with v"
+    )
+}
+
+
+def block_of(student, q: Tensor, k: Tensor, v: Tensor, mask: Tensor):
+    """What the student's ``block_attention`` returns, which calls no ready attention."""
+    with explaining(READY):
+        return student.run(block_alone, q=q, k=k, v=v, mask=mask)
+
 
 @check("block", points=2)
 def check_block_output(student, t):
     "The output of a block"
     for _ in range(2):
         q, k, v, mask = block_inputs(t)
-        out, _ = pair(t, student.block_attention(q, k, v, mask), "block_attention")
+        out, _ = pair(t, block_of(student, q, k, v, mask), "block_attention")
         want, _ = attention(q, k, v, mask)
         mistakes = {
             "the scores are not divided by the square root of d": attention(
@@ -71,7 +85,7 @@ def check_block_output(student, t):
 def check_block_lse(student, t):
     "The log-sum-exp of each row"
     q, k, v, mask = block_inputs(t)
-    _, lse = pair(t, student.block_attention(q, k, v, mask), "block_attention")
+    _, lse = pair(t, block_of(student, q, k, v, mask), "block_attention")
     _, want = attention(q, k, v, mask)
     mistakes = {
         "lse is the sum of exponentials: take its logarithm": want.exp(),
@@ -91,7 +105,7 @@ def check_block_blind(student, t):
     q, k, v, mask = block_inputs(t)
     blind = t.integer(0, len(mask) - 1)
     mask[blind] = False
-    out, lse = pair(t, student.block_attention(q, k, v, mask), "block_attention")
+    out, lse = pair(t, block_of(student, q, k, v, mask), "block_attention")
     want_out, want_lse = attention(q, k, v, mask)
     rows = [row for row in range(len(mask)) if row != blind]
     t.tensor(out, "out of block_attention", shape=tuple(q.shape), dtype=DOUBLE)
@@ -120,7 +134,7 @@ def check_block_blind(student, t):
 def check_block_large(student, t):
     "Large scores"
     q, k, v, mask = block_inputs(t, factor=4000.0)
-    out, lse = pair(t, student.block_attention(q, k, v, mask), "block_attention")
+    out, lse = pair(t, block_of(student, q, k, v, mask), "block_attention")
     finite = bool(torch.isfinite(out).all() and torch.isfinite(lse).all())
     t.that(
         finite,

@@ -6,11 +6,13 @@ Traffic is counted outside the student's process; bytes are exact.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
 from torch import Tensor
 
+from dlo_lib.comm.calls import Call
 from dlo_lib.grading.checks.contract import Kind, Run, check
 from dlo_lib.labkit.compare import explained, near, same, wrong_if
 from dlo_lib.labkit.traffic import passes_only, uses_what_arrives
@@ -30,7 +32,7 @@ from .twins import (
     wrong_blocks,
 )
 
-MESSAGES = (Kind.SEND, Kind.RECV, Kind.ALL_TO_ALL)
+MESSAGES = (Kind.SEND, Kind.RECV, Kind.RECV_ANY, Kind.ALL_TO_ALL)
 """What a ring may use; an all-to-all can be a shift."""
 
 
@@ -93,14 +95,48 @@ CAUSES = {
 """What is in the error of a run of the ring, and what is its cause."""
 
 
-def ring_traffic(t, run: Run, most: int, why: str) -> None:
-    """Every rank sends ``most`` bytes at most, to one neighbour, and gathers nothing."""
+def sent_to(call: Call) -> list[int]:
+    """The other ranks to which a message or an all-to-all sends numbers."""
+    if call.kind is Kind.SEND:
+        return [call.peer]
+    own = list(zip(call.members, call.send_splits))
+    return [member for member, numbers in own if numbers] if call.kind is Kind.ALL_TO_ALL else []
+
+
+def sends(run: Run, rank: int) -> list[Call]:
+    """The calls by which a rank sends numbers to others."""
+    return [call for call in run.calls(rank) if set(sent_to(call)) - {rank}]
+
+
+def travels(t, run: Run) -> None:
+    """Nothing is gathered, and in forward and in backward every rank sends to one neighbour only."""
     message = "rank {rank} uses {kinds}: no rank gathers, blocks travel from neighbour to neighbour"
     passes_only(t, run, MESSAGES, message)
+    message = (
+        "rank {rank} of {world} sends to the ranks {others}: in a ring a rank sends to one neighbour, "
+        "which passes the block on"
+    )
+    for rank, backward in itertools.product(range(run.world), (False, True)):
+        calls = [call for call in sends(run, rank) if call.in_backward == backward]
+        others = sorted({to for call in calls for to in sent_to(call)} - {rank})
+        neighbours = {(rank + 1) % run.world, (rank - 1) % run.world}
+        good = len(others) <= 1 and neighbours.issuperset(others)
+        t.that(good, message, rank=rank, world=run.world, others=others)
+
+
+def ring_traffic(t, run: Run, most: int, why: str) -> None:
+    """Every rank sends ``most`` bytes at most."""
     for rank in range(run.world):
         sent = run.bytes(rank, Kind.SEND) + run.bytes(rank, Kind.ALL_TO_ALL)
         message = "rank {rank} sends {got} bytes, {most} are enough: {why}"
         t.that(sent <= most, message, rank=rank, got=sent, most=most, why=why)
+
+
+def uses_a_message(t, run: Run) -> None:
+    """The result of a drawn rank depends on a drawn one of the messages that it receives."""
+    rank, kinds = t.integer(0, run.world - 1), (Kind.RECV, Kind.RECV_ANY, Kind.ALL_TO_ALL)
+    kind = next((kind for kind in kinds if run.calls(rank, kind)), Kind.RECV)
+    uses_what_arrives(t, run, kind, rank, call=t.integer(0, run.world - 2))
 
 
 # -- ring
@@ -134,6 +170,7 @@ def forward_run(student, t, positions: Tensor) -> tuple[Run, Case]:
         where = {"rank": rank, "world": run.world, **EXACT}
         t.close(mine, out, "out of ring_forward on rank {rank} of {world}", **where)
         t.close(own_lse, lse, "lse of ring_forward on rank {rank} of {world}", **where)
+    travels(t, run)
     return run, case
 
 
@@ -169,16 +206,17 @@ def check_ring_computes(student, t):
 @check("ring", points=2, seconds=30)
 def check_ring_traffic(student, t):
     "Positions with gaps: N - 1 messages, and what arrives is used"
-    run, case = forward_run(student, t, zigzag_table(4 * t.integer(2, 3), 2))
-    ring_traffic(t, run, case.kv_bytes, "after the last step no rank needs the block")
-    for rank in range(run.world):
-        count = len(run.calls(rank, Kind.SEND)) + len(run.calls(rank, Kind.ALL_TO_ALL))
+    world = t.integer(3, 4)  # on 2 ranks a ring, an exchange and a gather send the same
+    run, case = forward_run(student, t, zigzag_table(2 * world * t.integer(1, 2), world))
+    ring_traffic(t, run, (world - 1) * case.kv_bytes, "after the last step no rank needs the block")
+    for rank in range(world):
+        count = len(sends(run, rank))
         message = (
-            "rank {rank} sends {count} messages, {most} is enough on 2 ranks: k and v travel as one tensor, "
-            "torch.stack((k, v))"
+            "rank {rank} sends {count} messages, {most} are enough on {world} ranks: k and v travel as one "
+            "tensor, torch.stack((k, v))"
         )
-        t.that(count <= run.world - 1, message, rank=rank, count=count, most=run.world - 1)
-    uses_what_arrives(t, run, rank=1)
+        t.that(count <= world - 1, message, rank=rank, count=count, most=world - 1, world=world)
+    uses_a_message(t, run)
 
 
 # -- backward
@@ -216,6 +254,7 @@ def backward_run(student, t, positions: Tensor) -> tuple[Run, Case]:
                 mistakes |= {OF_OTHERS + "." * other: wants[place][other] for other in others}
             wrong_if(t, mine, right, mistakes, **values)
             t.close(mine, right, "{name} on rank {rank} of {world}", **values, **EXACT)
+    travels(t, run)
     return run, case
 
 
@@ -245,10 +284,11 @@ def check_backward_contiguous(student, t):
 @check("backward", points=3, seconds=30)
 def check_backward_traffic(student, t):
     "Positions with gaps: dk and dv travel N times, k and v N - 1 times, and what arrives is used"
-    run, case = backward_run(student, t, zigzag_table(4 * t.integer(2, 3), 2))
-    why = "k and v travel once forward and once backward on two ranks, dk and dv twice"
-    ring_traffic(t, run, 4 * case.kv_bytes, why)
-    uses_what_arrives(t, run, rank=t.integer(0, 1))
+    world = t.integer(3, 4)
+    run, case = backward_run(student, t, zigzag_table(2 * world * t.integer(1, 2), world))
+    why = "k and v travel N - 1 times forward and N - 1 times backward, dk and dv N times"
+    ring_traffic(t, run, (3 * world - 2) * case.kv_bytes, why)
+    uses_what_arrives(t, run, rank=t.integer(0, world - 1))
 
 
 # -- loss
@@ -353,6 +393,10 @@ def check_context_loss(student, t):
     uses_what_arrives(t, run, Kind.ALL_REDUCE, rank=0)
 
 
+LLAMA_WHOLE = (
+    "each rank computes the whole sequences: here a rank has the right tokens only at its positions and one "
+    "after each, and computes with these alone"
+)
 LLAMA_MEANS = (
     "the loss of the Llama is the mean of the means of the ranks: they have other numbers of valid tokens, "
     "divide by that of all ranks"
@@ -371,9 +415,17 @@ LLAMA_BY = (
 )
 
 
+def tokens_of_rank(t, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Tokens (batch, seq + 1) that are right only where a rank with these positions needs them, as its inputs
+    or targets. The others are drawn, so that a rank that computes the whole sequence has another loss."""
+    needed = torch.zeros(tokens.shape[1], dtype=torch.bool)
+    needed[positions] = needed[positions + 1] = True
+    return tokens.where(needed, 1 + (tokens + t.integers(0, 8, *tokens.shape)) % 10)
+
+
 def model_case(student, t, world: int) -> None:
     """A step of a Llama whose sequences are divided over ``world`` ranks; they have other numbers of valid
-    targets."""
+    targets. Each rank has the right tokens only where it needs them."""
     sizes = {"vocab_size": 11, "hidden": 8, "intermediate": 12, "num_layers": 2}
     sizes |= {"num_heads": 2, "num_kv_heads": 2, "head_dim": 4}
     from dlo_lib.models.llama import Llama, LlamaConfig
@@ -385,21 +437,25 @@ def model_case(student, t, world: int) -> None:
     # so the rank with the last chunk has fewer valid targets
     tokens[t.integer(0, 1), -t.integer(1, 2) :] = padding
     loss, logits, grads = llama_step(sizes, state, tokens, padding)
-    inputs = {"sizes": sizes, "state": state, "tokens": tokens, "positions": positions, "padding": padding}
+    inputs = {"sizes": sizes, "state": state, "positions": positions, "padding": padding}
+    of_ranks = [tokens_of_rank(t, tokens, row) for row in positions]
     labels = tokens.where(tokens != padding, -100)
     targets, cut = labels[:, 1:], labels[:, 1:].clone()
     for row in positions:
         cut[:, row] = labels[:, row].roll(-1, 1)  # the part is cut, then shifted
     means = [float(context_loss(logits[:, row], targets[:, row])[0]) for row in positions]
     shifted = float(context_loss(logits, cut)[0])
+    whole = [llama_step(sizes, state, own, padding)[0] for own in of_ranks]
     mistakes = {
+        LLAMA_WHOLE: sum(whole) / world,
         LLAMA_MEANS: sum(means) / world,
         LLAMA_SUM: sum(means),
         LLAMA_TIMES: loss * world,
         LLAMA_BY: loss / world,
         "the Llama learns wrong targets at the end of each chunk: shift the whole sequence first": shifted,
     }
-    for rank, got in enumerate(student.ranks(whole_step, [inputs] * world).results):
+    run = student.ranks(whole_step, [inputs | {"tokens": own} for own in of_ranks])
+    for rank, got in enumerate(run.results):
         mine, found = t.items(got, 2, "what context_step returns")
         mine = t.tensor(mine, "the loss of context_step", shape=(), dtype=DOUBLE)
         wrong_if(t, float(mine), loss, mistakes, world=world)
@@ -484,6 +540,8 @@ def ulysses_run(student, t, world: int, heads: int) -> tuple[Run, Case]:
                 "returns to the rank that sent it"
             )
             t.that(near(mine, want), message, name=name, rank=rank)
+    message = "rank {rank} uses {kinds}: nothing is gathered, an all-to-all moves each number once"
+    passes_only(t, run, [Kind.ALL_TO_ALL], message)
     return run, case
 
 
@@ -496,15 +554,14 @@ def check_ulysses_attention(student, t):
 @check("ulysses", points=1, seconds=30)
 def check_ulysses_traffic(student, t):
     "Only all-to-alls, of each tensor once, and what arrives is used"
-    run, case = ulysses_run(student, t, 2, 2)
+    world, heads = t.choice([(2, 4), (3, 6)])  # those of the other checks: no answer can tell them apart
+    run, case = ulysses_run(student, t, world, heads)
     most = 8 * case.kv_bytes // 2
-    message = "rank {rank} uses {kinds}: nothing is gathered, an all-to-all moves each number once"
-    passes_only(t, run, [Kind.ALL_TO_ALL], message)
-    for rank in range(2):
+    for rank in range(world):
         got = run.bytes(rank, Kind.ALL_TO_ALL)
         message = (
             "rank {rank} passes {got} bytes to all-to-alls, {most} are enough: q, k, v and the output, "
             "forward and backward"
         )
         t.that(got <= most, message, rank=rank, got=got, most=most)
-    uses_what_arrives(t, run, Kind.ALL_TO_ALL, rank=t.integer(0, 1))
+    uses_what_arrives(t, run, Kind.ALL_TO_ALL, rank=t.integer(0, world - 1))

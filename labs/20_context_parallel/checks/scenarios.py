@@ -8,6 +8,22 @@ from dlo_lib.grading.checks.contract import scenario
 
 
 @scenario
+def block_alone(student, q, k, v, mask):
+    """``block_attention``, with an error at a call of an attention that PyTorch has."""
+    from torch.overrides import TorchFunctionMode
+
+    class NoReadyAttention(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            name = getattr(function, "__name__", "") or str(function)
+            if "attention" in name:
+                raise RuntimeError(f"block_attention calls {name}: no ready attention")
+            return function(*args, **(kwargs or {}))
+
+    with NoReadyAttention():
+        return student.block_attention(q, k, v, mask)
+
+
+@scenario
 def forward(student, rank, world, q, k, v, positions):
     """The output and the log-sum-exp of this rank."""
     return student.ring_forward(q, k, v, positions)
