@@ -28,8 +28,8 @@ class Gpu:
         usable_bytes: the memory for tensors, without the CUDA context and the buffers of NCCL.
         bandwidth: of the memory, bytes/s.
         nvlink_bandwidth, pcie_bandwidth: in one direction, all links together, bytes/s.
-        peak_flops: dense FLOP/s by dtype ("fp32", "tf32", "fp16", "bf16", "fp8"); a dtype that the chip lacks
-            is absent.
+        peak_flops: dense FLOP/s by dtype ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8"); a dtype
+            that the chip lacks is absent.
         watts: its power limit.
         sources: the sources of the figures, by field of ``gpus.toml``.
     """

@@ -17,7 +17,7 @@ TABLE = tomllib.loads(Path(dlo_lib.hardware.__file__).with_name("gpus.toml").rea
 
 
 def test_the_gpus_of_the_course_are_known_by_name():
-    assert {"v100-16", "v100-32", "a100-40", "a100-80", "h100-80", "h200"} <= set(gpus())
+    assert {"v100-16", "v100-32", "a100-40", "a100-80", "h100-80", "h200", "b200"} <= set(gpus())
     assert gpu("A100-80") is gpu("a100-80")
     assert all(name == known.name for name, known in gpus().items())
 
@@ -60,7 +60,7 @@ def test_a_generation_has_the_formats_of_the_earlier_ones(known):
 
 
 def test_a_format_that_a_gpu_lacks_is_refused_with_those_that_it_has():
-    with pytest.raises(UserError, match="v100-32 has no native bf16: use fp32 or fp16"):
+    with pytest.raises(UserError, match="v100-32 has no native bf16: use fp64 or fp32 or fp16"):
         gpu("v100-32").peak("bf16")
     assert gpu("a100-40").peak("bf16") == 312e12
 
@@ -72,6 +72,21 @@ def test_each_generation_is_faster_in_every_figure():
         assert newer.nvlink_bandwidth > older.nvlink_bandwidth > older.pcie_bandwidth
         assert newer.pcie_bandwidth == 2 * older.pcie_bandwidth
         assert newer.peak("fp16") > older.peak("fp16")
+
+
+def test_int8_has_twice_the_peak_of_fp16_since_ampere_and_the_peak_of_fp8_since_hopper():
+    for known in gpus().values():
+        assert ("int8" in known.peak_flops) == ("bf16" in known.peak_flops)
+        if "int8" in known.peak_flops:
+            assert known.peak("int8") == pytest.approx(2 * known.peak("bf16"), rel=2e-3)
+        if "fp8" in known.peak_flops:
+            assert known.peak("int8") == known.peak("fp8")
+    assert [gpu(name).peak("fp64") / 1e12 for name in ("v100-32", "a100-80", "h100-80", "b200")] == [
+        7.8,
+        19.5,
+        67,
+        40,
+    ]
 
 
 def test_a_gpu_is_immutable():

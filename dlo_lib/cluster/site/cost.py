@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from dlo_lib.base.text import tr
 from dlo_lib.cluster.site.duration import parse_duration, short_duration
 from dlo_lib.cluster.site.request import Allocation
-
-_KWH = 3.6e6  # joules
+from dlo_lib.hardware.nodes import JOULES_PER_KWH, energy_kwh
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class JobUsage:
             text = tr("used {hours} hours without GPUs", hours=_number(self.hours))
         if self.joules is None:
             return text
-        return tr("{text}, {energy} kWh measured", text=text, energy=_number(self.joules / _KWH))
+        return tr("{text}, {energy} kWh measured", text=text, energy=_number(self.joules / JOULES_PER_KWH))
 
 
 def in_words(gpus: int) -> str:
@@ -74,7 +73,7 @@ def estimate(want: Allocation, elements: int) -> str:
     said = tr(text, each=each, gpus=in_words(gpus), limit=limit, hours=_number(gpus * hours))
     if want.site.gpu is None:
         return said
-    kwh = gpus * hours * want.site.gpu.watts / 1000
+    kwh = energy_kwh(want.site.gpu, gpus, hours)
     return tr("{said}, at most {kwh} kWh for the GPUs", said=said, kwh=_number(kwh))
 
 

@@ -23,7 +23,8 @@ from dlo_lib.cluster.site import sbatch_options, srun_options
 from dlo_lib.cluster.site.duration import parse_duration
 from dlo_lib.cluster.site.job_variables import variables
 from dlo_lib.cluster.site.quoting import check_text
-from dlo_lib.hardware import Gpu, gpu
+from dlo_lib.hardware import Gpu, GpuNodes, gpu
+from dlo_lib.hardware import link as find_link
 
 PACKAGED = Path(__file__).parent / "sites"
 _LISTS = {
@@ -90,6 +91,10 @@ class Site:
         interface: network interface for gloo.
         work, scratch: folders with room for files, with variables such as ``$WORK``.
         data: folder of shared models and data sets.
+        link: a port between nodes, by its name in ``dlo_lib.hardware``; "": unknown.
+        links: the ports of a node.
+        co2_per_kwh: grams of CO2 that a kWh emits; 0: unknown.
+        price_cents: of a GPU hour, in hundredths of any currency; 0: unknown.
     """
 
     name: str
@@ -127,6 +132,10 @@ class Site:
     work: str = ""
     scratch: str = ""
     data: str = ""
+    link: str = ""
+    links: int = 0
+    co2_per_kwh: int = 0
+    price_cents: int = 0
 
     def __post_init__(self) -> None:
         named = [name for name in ("venv", "conda", "container") if getattr(self, name)]
@@ -137,6 +146,30 @@ class Site:
     def has_software(self) -> bool:
         """Whether jobs use another Python than the one that submits them."""
         return bool(self.venv or self.conda or self.container)
+
+    @property
+    def nodes(self) -> GpuNodes:
+        """The GPUs of this site and the links between its nodes, for the planner.
+
+        Raises:
+            UserError: the description names no GPU or no links.
+        """
+        if self.gpu is None or not self.link or not self.links:
+            raise UserError(
+                tr(
+                    "the site {name} names no GPU or no links between nodes: "
+                    "add gpu, link and links to its file (slurm/SITES.md)",
+                    name=self.name,
+                )
+            )
+        return GpuNodes(
+            self.gpu,
+            self.gpus_per_node,
+            find_link(self.link),
+            self.links,
+            co2_per_kwh=self.co2_per_kwh or None,
+            price=self.price_cents / 100 if self.price_cents else None,
+        )
 
 
 def site(name: str | Path) -> Site:
@@ -239,6 +272,8 @@ def _value(name: str, value: Any, kind: Any) -> Any:
     """
     if name == "gpu":
         return gpu(value)
+    if name == "link" and value:
+        return find_link(str(value)).name
     if name == "qos":
         if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
             raise _wrong_kind(name, value, tr("tables, each under [[qos]]"))
