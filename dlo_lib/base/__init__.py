@@ -15,6 +15,7 @@ Processes:
 - ``lifetime``: a process that ends with its parent
 - ``interpreter``: Python for a process of the library
 - ``one_thread``: numpy without the threads of OpenBLAS
+- ``huge_pages``: memory in huge pages, which makes a fork cheaper
 - ``worker_start``: how the workers of a ``DataLoader`` start
 - ``ranks_idle``: how long idle ranks are kept
 - ``stop``: a run that is asked to stop

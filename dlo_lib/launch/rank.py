@@ -40,8 +40,9 @@ from dlo_lib.comm.deadlock.board import Activity, Board, RankRow
 from dlo_lib.comm.deadlock.rank_recorder import RankRecorder, record_row, wait_for_other_ranks
 from dlo_lib.comm.deadlock.vocabulary import never_waited
 from dlo_lib.comm.tracing.group_lifetime import watched_leave
-from dlo_lib.comm.tracing.operators import known_operators
+from dlo_lib.comm.tracing.listeners import drop_prepared_tap, prepare_tap
 from dlo_lib.comm.tracing.recorder import trace_collectives
+from dlo_lib.comm.tracing.tap import TapUnavailable
 from dlo_lib.comm.tracing.trace import Trace
 from dlo_lib.launch.failure import STACK_SIGNAL, describe_error, is_communication_error, lost_a_worker
 from dlo_lib.launch.frames import register_sources
@@ -231,6 +232,7 @@ def patience(recorder: RankRecorder) -> timedelta | None:
 
 def join(rank: int, job: LaunchSpec, meeting: Meeting, timeout: timedelta | None = None) -> None:
     """Join the process group, whose calls wait for at most ``timeout``; None is torch's default."""
+    drop_prepared_tap()  # without a listener
     local_rank = rank - job.first_rank
     os.environ.update(
         RANK=str(rank),
@@ -335,8 +337,9 @@ def _imported_since(before: int) -> list[str]:
 
 
 def warm_up() -> None:
-    """Do, in the process that forks the ranks, what each rank does first and what leaves only caches."""
-    known_operators()
+    """Do once, in the process that forks the ranks, what each rank does first."""
+    with contextlib.suppress(TapUnavailable):  # each rank tries again, and prints the reason
+        prepare_tap()
     if not torch.backends.mps.is_built():  # there it starts the GPU, which a forked process cannot use
         torch.manual_seed(SEED)  # reads the sources of its callers
 

@@ -123,4 +123,4 @@ def _become_server(client: int, errors: int, owner: int) -> None:
     os.environ |= {ONE_THREAD: "1", "TORCH_WARM_POOL": "0", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     from dlo_lib.launch import server
 
-    server.main(client, owner)
+    server.main(client, owner, shares_memory=True)

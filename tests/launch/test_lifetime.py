@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from dlo_lib.launch import RankFailure, run_ranks
+from tests.base.test_huge_pages import allowed
 
 
 def rank_pids() -> tuple[int, int]:
@@ -54,6 +55,23 @@ def test_the_first_optimizer_of_a_rank_imports_nothing():
         return len(set(sys.modules) - before)
 
     assert run_ranks(modules_imported, 1) == [0]
+
+
+def huge_pages_of_the_server() -> int:
+    with open(f"/proc/{os.getppid()}/smaps_rollup") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("AnonHugePages"))
+
+
+def test_a_server_that_waits_collapses_its_memory_into_huge_pages():
+    if not allowed():
+        pytest.skip(
+            "NOT TESTED HERE: this kernel collapses no pages on request (it is older than 6.1, or set so)"
+        )
+    for _ in range(500):  # one page of 2 MiB at least between two launches
+        if run_ranks(huge_pages_of_the_server, 1)[0] > 40 << 20:
+            return
+        time.sleep(0.01)
+    pytest.fail("a fork copies one entry of the page table for each page of 4 KiB")
 
 
 def test_exit_functions_of_a_rank_run(tmp_path, capsys):

@@ -75,11 +75,14 @@ class CompletionListener(Protocol):
 class Tap:
     """Enabled by ``install``, disabled by ``remove``; a process has at most one (``comm.tracing.listeners``).
 
+    Args:
+        rank: the global rank of this process; it may be set later, before the first call.
+
     Raises:
         TapUnavailable: by ``install``, if torch's internals are unknown; nothing is changed then.
     """
 
-    def __init__(self, rank: int, listener: Listener) -> None:
+    def __init__(self, rank: int) -> None:
         self.rank = rank
         self.pending = IdentityMap[Work, Call](Work.is_completed)
         """Calls that the program has not waited for, by their work."""
@@ -98,7 +101,6 @@ class Tap:
         self._members: dict[str, tuple[int, ...]] = {}
         self._order = threading.Lock()
         self._library: torch.library.Library | None = None
-        self.add(listener)
 
     def add(self, listener: Listener) -> None:
         """Report calls to ``listener`` from now on."""

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlo_lib.base.files import write_text
+from dlo_lib.base.huge_pages import collapse
 from dlo_lib.base.lifetime import die_with
 from dlo_lib.base.text import tr
 from dlo_lib.grading.judge.client import NEEDS_JUDGE
@@ -39,7 +40,6 @@ from dlo_lib.grading.judge.rebuilt_notebook import rebuild
 from dlo_lib.grading.judge.report import Report
 from dlo_lib.grading.judge.report_store import StoredReport, lab_key
 from dlo_lib.grading.lab.source import LabSource, notebook_text, read_lab
-from dlo_lib.grading.sandbox.huge_pages import collapse
 from dlo_lib.grading.sandbox.isolation import Isolation, Unsandboxed, marked, required_isolation
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ From the zygote to a worker:
 - ``worker``: the loop in the student's process
 - ``asking``: the stand-ins for the functions of a check
 - ``rehearsal``: runs its steps once before the fork
-- ``huge_pages``: makes a fork cheaper
 - ``compiled``: files that are compiled beforehand
 - ``without_compiler``: ``torch.compile`` without a compiler
 

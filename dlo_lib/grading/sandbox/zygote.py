@@ -1,8 +1,8 @@
 """A process that forks the student's processes, so that torch is imported once and each starts in
 milliseconds.
 
-Before its first worker, the zygote collapses its memory into huge pages (``huge_pages``), which makes a fork
-three times as cheap. It has one thread, runs no student's code, and blocks what the lab teaches before
+Before its first worker, the zygote collapses its memory into huge pages (``base.huge_pages``), which makes a
+fork three times as cheap. It has one thread, runs no student's code, and blocks what the lab teaches before
 it imports anything. A request is a datagram with two descriptors: the worker's end of the channel, and the
 end of a socket on which the judge learns how the worker started and ended. When the judge closes its end of
 that socket, the worker ends. When the zygote or its parent ends, all workers end. It runs inside the sandbox
@@ -23,8 +23,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
+from dlo_lib.base.huge_pages import collapse
 from dlo_lib.grading.sandbox import lockdown, seccomp, start
-from dlo_lib.grading.sandbox.huge_pages import collapse
 from dlo_lib.grading.switch.own_memory import load_driver, reserve_small_objects, return_free_memory
 
 COMMON = ("matplotlib", "networkx", "numpy", "pandas", "scipy", "sympy", "tqdm")

@@ -17,7 +17,7 @@ from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.comm.deadlock.board import Board, RankRow, RowView
 from dlo_lib.comm.deadlock.rank_recorder import record_row
 from dlo_lib.comm.tracing import operators
-from dlo_lib.comm.tracing.listeners import listening
+from dlo_lib.comm.tracing.listeners import drop_prepared_tap, listening, prepare_tap
 from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.comm.tracing.tap import TapUnavailable
 from dlo_lib.comm.tracing.trace import Trace
@@ -117,6 +117,29 @@ def test_a_missing_wait_function_makes_it_unavailable_and_torch_is_unchanged(mon
     monkeypatch.undo()
     with listening(Silent(), rank=0) as tap:
         assert tap.rank == 0, "and the next one works"
+
+
+def is_tapped() -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "BackendSelect")
+
+
+def test_a_listener_takes_the_prepared_tap_and_leaves_none():
+    prepare_tap()
+    assert is_tapped()
+    with listening(Silent(), rank=3) as tap:
+        assert tap.rank == 3
+        assert is_tapped()
+        drop_prepared_tap()
+        assert is_tapped(), "it is in use"
+    assert not is_tapped()
+
+
+def test_a_rank_without_a_listener_drops_the_prepared_tap():
+    prepare_tap()
+    drop_prepared_tap()
+    assert not is_tapped()
+    assert run_ranks(is_tapped, 1, explain=Explain.OFF) == [False]
+    assert run_ranks(is_tapped, 1) == [True]
 
 
 def test_an_error_of_the_program_is_not_taken_for_a_change_in_torch():

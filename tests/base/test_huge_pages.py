@@ -7,8 +7,8 @@ import textwrap
 
 import pytest
 
+from dlo_lib.base.huge_pages import HUGE, MADV_COLLAPSE
 from dlo_lib.grading.sandbox.host import Zygote
-from dlo_lib.grading.sandbox.huge_pages import HUGE, MADV_COLLAPSE
 from dlo_lib.grading.sandbox.isolation import find_isolation
 from dlo_lib.grading.sandbox.remote_worker import deadline_after
 
@@ -17,7 +17,7 @@ PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 def in_a_process_of_its_own(program: str) -> str:
     """Return the output of a separate process, because other tests measure the memory of this one."""
-    begin = "import mmap, os\nfrom dlo_lib.grading.sandbox.huge_pages import HUGE, collapse\n"
+    begin = "import mmap, os\nfrom dlo_lib.base.huge_pages import HUGE, collapse\n"
     flags = "PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS\n"
     done = subprocess.run(
         [sys.executable, "-c", begin + flags + textwrap.dedent(program)], capture_output=True, text=True
