@@ -3,12 +3,12 @@
 #
 # **What you will do.** A training program is several times slower than it needs to be, and nothing in its code looks wrong. You record a trace of its
 # steps, read it as a drawing and with functions that you write, and find three bottlenecks that such programs often have. Before you correct each of them, you predict the gain; then you measure
-# it. At the end you compute how much of the machine the program uses (MFU), place its step on the roofline, and do the same with PyTorch's tools, Perfetto and TensorBoard.
+# it. At the end you compute how much of the machine the program uses (MFU), place its step on the roofline, find the bottleneck of a program that you do not know, and do the same with PyTorch's tools, Perfetto and TensorBoard.
 #
 # You should have trained a small model with PyTorch before. Lab 01 helps: it explains how a time is measured.
 #
 # You need no GPU. The three bottlenecks cost time on a CPU and on a GPU, and the same cells show them. (The numbers in the text are from a CPU; this lab
-# has not been measured on a GPU yet.) The core exercises, their predictions and the quiz take about 95 minutes; with the text and the demos plan two hours and five minutes. Each exercise
+# has not been measured on a GPU yet.) The core exercises, their predictions and the quiz take about 96 minutes; with the optional exercise, the text and the demos plan two hours and a quarter. Each exercise
 # has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck, `lab.use_reference("name")` lets you continue
 # without the points of that step.
 #
@@ -665,9 +665,9 @@ figures.timeline(shortest_step(NOW), PHASES)
 # %% [markdown] id="overlap_text"
 # ## 9 · Two tracks at the same time
 #
-# **Core · 11 min · ●●○**
+# **Optional · 11 min · ●●○**
 #
-# Some work cannot be removed, but it can be **hidden**: a thread loads the next batch while the model computes, a GPU computes while the CPU prepares, a gradient travels while the next one is computed. Then a trace has several tracks, and durations of different
+# Nothing later needs this exercise. Some work cannot be removed, but it can be **hidden**: a thread loads the next batch while the model computes, a GPU computes while the CPU prepares, a gradient travels while the next one is computed. Then a trace has several tracks, and durations of different
 # tracks do not add up. What counts is the time in which a track is busy, and the time in which two are busy together.
 #
 # - `covered(intervals)`: the length of the union of intervals `(begin, end)`. They come in any order, and may overlap, touch, or contain each other (a GPU runs kernels on several streams).
@@ -932,8 +932,122 @@ def build(size):
 print("largest batch within", LIMIT // 2**20, "MiB:", largest_measured_batch(build, LIMIT, DEVICE))
 print(f"usable on {card.title}: {card.usable_bytes / 2**30:.1f} GiB" if card else "this card is not in the table of the library")
 
+# %% [markdown] id="unknown_text"
+# ## 13 · A program that you do not know
+#
+# You knew the slow program, and this page named its causes. In your own project no page does. Here is another program, **drawn for your login**: your neighbour has a different one. Its trace comes from a model of a training on a GPU, because
+# a bottleneck that is drawn cannot be recorded here. The model runs with `CUDA_LAUNCH_BLOCKING=1`: each operator waits for its kernel, so the thread of the steps shows all times. It also records dtypes and shapes (`profile(record_shapes=True)`): each span has
+# two more keys, `dtype` and `shapes`. One cause costs most time, and a second one is beside it. Look at the table and the drawing. What is wrong?
+
+# %% id="unknown" tags=["demo", "read"]
+from checks import programs
+
+UNKNOWN = programs.unknown(programs.seed_of_login())
+
+
+def of_steps(spans):
+    """Return the mean ms of a step."""
+    steps = [span for span in spans if span["name"].startswith("ProfilerStep")]
+    return sum(span["end"] - span["begin"] for span in steps) / len(steps)
+
+
+def with_dtypes(spans, count=14):
+    """Print the largest self times, by phase, name, dtype and shapes."""
+    number = sum(span["name"].startswith("ProfilerStep") for span in spans)
+    rows = {}
+    for span, own, within in zip(spans, self_times(spans), phase_of(spans)):
+        row = within, span["name"][-24:], span["dtype"], str(span["shapes"])[:28]
+        calls, total = rows.get(row, (0, 0.0))
+        rows[row] = calls + 1, total + own
+    columns = "{:10} {:24} {:8} {:28} {:>6} {:>9}".format
+    print(columns("phase", "span", "dtype", "shapes", "calls", "self ms"), "in a step")
+    for row, (calls, total) in sorted(rows.items(), key=lambda row: -row[1][1])[:count]:
+        print(columns(*row, f"{calls / number:.0f}", f"{total / number:.2f}"))
+
+
+print(f"a step takes {of_steps(UNKNOWN.spans):.1f} ms")
+with_dtypes(UNKNOWN.spans)
+figures.timeline(shortest_step(UNKNOWN.spans), PHASES)
+
+# %% [markdown] id="predict_unknown_text"
+# **Predict.** How many ms does a step take without its bottleneck, if the rest stays? Name the bottleneck for yourself first, then add up its rows.
+
+# %% id="predict_unknown" tags=["prediction"]
+predicted_without = {"without the bottleneck": None}
+
+# %% [markdown] id="diagnose_text"
+# ### Write the diagnosis
+#
+# **Core · 12 min · ●●●**
+#
+# The next program has another bottleneck, so write down how you look. `diagnose(spans)` returns the cause with the most time in all steps, or `"healthy"` if no cause takes a fifth of the time of the steps. The time of a cause is the sum of the **self times** of its spans:
+#
+# | cause | its spans |
+# |---|---|
+# | `"read"` | `aten::item`, and all spans within it |
+# | `"copy"` | `aten::to`, and all spans within it: a tensor travels between host and device, or to another dtype |
+# | `"float64"` | operators (their names begin with `aten::`) whose `dtype` is `"float64"` |
+# | `"repeated"` | operators outside of `forward` with the name, the `shapes` and the `dtype` of an operator of `forward`: the forward runs again |
+# | `"small"` | operators that take less than 0.05 ms from begin to end |
+# | `"loader"` | the phase `load` and the spans within it that are no operators: Python waits for the data |
+#
+# A span belongs to the first of these rows that fits. Only the steps count, and what is within them, on their track. The phases are `load`, `forward`, `backward`, `optimizer` and `metrics`, each directly within a step. In the list,
+# the spans of `forward` come before those of the later phases. Use your `parents` and `self_times`, and no name of another cell.
+
+# %% nbgrader={"grade_id": "diagnose", "solution": true}
+def diagnose(spans: list[dict]) -> str:
+    """Return the cause that takes most time, or "healthy"."""
+    ### BEGIN SOLUTION
+    total, sums, first = 0.0, {}, set()  # first: the operators of forward
+    phases, causes = [], []  # of each span; "" outside of the steps, and for no cause
+    for span, parent, own in zip(spans, parents(spans), self_times(spans)):
+        name, length = span["name"], span["end"] - span["begin"]
+        phase, cause = ("", "") if parent is None else (phases[parent], causes[parent])
+        is_operator, what = name.startswith("aten::"), (name, span["dtype"], str(span["shapes"]))
+        if name.startswith("ProfilerStep"):
+            total += length
+            phase = "step"
+        elif phase == "step":
+            phase = name
+        if cause not in ("read", "copy"):
+            cause = {"aten::item": "read", "aten::to": "copy"}.get(name, "")
+            if not cause and is_operator:
+                if span["dtype"] == "float64":
+                    cause = "float64"
+                elif phase != "forward" and what in first:
+                    cause = "repeated"
+                elif length < 0.05:
+                    cause = "small"
+            elif not cause and phase == "load":
+                cause = "loader"
+        if is_operator and phase == "forward":
+            first.add(what)
+        phases.append(phase)
+        causes.append(cause)
+        if phase and cause:
+            sums[cause] = sums.get(cause, 0.0) + own
+    most = max(sums, key=sums.get, default="healthy")
+    return most if sums.get(most, 0.0) >= total / 5 else "healthy"
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_diagnose", "grade": true}
+lab.check("diagnose")
+
+# %% id="show_diagnose" tags=["demo"]
+require_numbers(predicted_without)
+print(f"your function says {diagnose(UNKNOWN.spans)!r}")
+print(f"the bottleneck is {UNKNOWN.bottleneck!r}, the second fault is {UNKNOWN.second!r}")
+left = {"without the bottleneck": of_steps(UNKNOWN.without)}
+print(compared(predicted_without, left, "{:.1f} ms".format))
+print(f"the next diagnosis, without this bottleneck: {diagnose(UNKNOWN.without)!r}")
+figures.timeline(shortest_step(UNKNOWN.without), PHASES)
+
+# %% [markdown] id="diagnose_after"
+# The second fault often becomes the next bottleneck: **look again after each correction**. Real traces need other limits than 0.05 ms and a fifth, and more rows: whatever cost you time once can become one.
+
 # %% [markdown] id="scale_text"
-# ## 13 · At scale
+# ## 14 · At scale
 #
 # - **Many ranks.** Each rank writes its own trace; give the files the number of the rank. A step that is slow on one rank is slow on all, because they meet in the all-reduce: compare ranks first. [Holistic Trace Analysis](https://github.com/facebookresearch/HolisticTraceAnalysis) reads
 #   the traces of all ranks and reports idle time, exposed communication and stragglers, with the formulas of sections 4 and 9.
@@ -943,7 +1057,7 @@ print(f"usable on {card.title}: {card.usable_bytes / 2**30:.1f} GiB" if card els
 #   writes the phases there, so that you can compare runs.
 
 # %% [markdown] id="same_text"
-# ## 14 · The same with PyTorch and the library
+# ## 15 · The same with PyTorch and the library
 #
 # `key_averages()` is your table of section 2 in one line of code. It has the totals of the recorded steps, not means of a step:
 
@@ -1026,7 +1140,7 @@ from dlo_lib.train.board import serve_board
 serve_board("runs")
 
 # %% [markdown] id="quiz_text"
-# ## 15 · Quiz
+# ## 16 · Quiz
 #
 # **Core · 5 min · ●○○**
 #

@@ -88,7 +88,7 @@ MUTANTS = [
     Mutant(
         "A loop over all pairs",
         "check_one_pass",
-        says="keep a stack of the open ones",
+        says="no answer in time",
         replace={
             """
             found, stacks = [], {}
@@ -203,6 +203,14 @@ MUTANTS = [
         },
     ),
     Mutant(
+        "Phases between the steps count",
+        "check_outside",
+        says="A phase between two steps is counted",
+        replace={
+            'step["track"] == span["track"] and step["begin"] <= span["begin"] < step["end"] for step in steps': 'step["track"] == span["track"] and steps[0]["begin"] <= span["begin"] < steps[-1]["end"] for step in steps'
+        },
+    ),
+    Mutant(
         "Phases of other threads count",
         "check_outside",
         says="A phase on another track is counted",
@@ -244,6 +252,7 @@ MUTANTS = [
         "The durations of each kind",
         "check_kinds",
         says="the time of a span is its self time",
+        question="kinds",
         replace={
             "parents(spans), self_times(spans)):": 'parents(spans), [span["end"] - span["begin"] for span in spans]):'
         },
@@ -471,6 +480,14 @@ MUTANTS = [
         },
     ),
     Mutant(
+        "The weights follow the dtype of the input",
+        "check_float32",
+        says="accepts an input in float64",
+        replace={
+            "self.linear(x * self.gain)": "F.linear(x * self.gain, self.linear.weight.to(x.dtype), self.linear.bias.to(x.dtype))"
+        },
+    ),
+    Mutant(
         "The gain is an attribute",
         "check_buffer",
         says="stays on the CPU when the model moves",
@@ -494,7 +511,7 @@ MUTANTS = [
             self.counted.zero_()
             self.counted.index_add_(1,"""
         },
-        also=["check_no_loop", "check_no_reads", "check_single"],
+        also=["check_no_reads", "check_single"],
     ),
     Mutant(
         "The rows are exchanged",
@@ -609,6 +626,12 @@ MUTANTS = [
             self.counted += torch.from_numpy(np.stack(found).astype(np.int64))
             """
         },
+    ),
+    Mutant(
+        "The counts are on the CPU",
+        "check_device",
+        says="for torch.device('meta')",
+        replace={", dtype=torch.int64, device=device)": ", dtype=torch.int64)"},
     ),
     # -- overlap
     Mutant(
@@ -754,5 +777,84 @@ MUTANTS = [
         "check_peak",
         says="This is more than the peak",
         replace={"min(peak, flops / nbytes * bandwidth)": "flops / nbytes * bandwidth"},
+    ),
+    # -- diagnose
+    Mutant(
+        "Always the same cause",
+        "check_alone",
+        says="is called",
+        replace={'return most if sums.get(most, 0.0) >= total / 5 else "healthy"': 'return "float64"'},
+        also=["check_most_time", "check_healthy"],
+    ),
+    Mutant(
+        "The cause with most spans",
+        "check_most_time",
+        says="not numbers of spans",
+        replace={
+            "sums[cause] = sums.get(cause, 0.0) + own": """
+            sums[cause] = sums.get(cause, 0.0) + own
+            counts[cause] = counts.get(cause, 0) + 1
+            """,
+            "phases, causes = [], []": "counts, phases, causes = {}, [], []",
+            'most = max(sums, key=sums.get, default="healthy")': 'most = max(counts, key=counts.get) if max(sums.values()) >= total / 5 else "healthy"',
+            "return most if sums.get(most, 0.0) >= total / 5": "return most if counts",
+        },
+        also=["check_alone"],
+    ),
+    Mutant(
+        "The durations, not the self times",
+        "check_most_time",
+        says="not durations",
+        replace={"sums[cause] = sums.get(cause, 0.0) + own": "sums[cause] = sums.get(cause, 0.0) + length"},
+    ),
+    Mutant(
+        "The first cause that takes a fifth of the steps",
+        "check_most_time",
+        says="takes about half of its time",
+        replace={
+            'most = max(sums, key=sums.get, default="healthy")': 'most = next((cause for cause in sums if sums[cause] >= total / 5), "healthy")'
+        },
+    ),
+    Mutant(
+        "Each span has the cause that its name says",
+        "check_alone",
+        says="all spans within `aten::to` belong to the copy",
+        replace={
+            '{"aten::item": "read", "aten::to": "copy"}.get(name, "")': '{"aten::item": "read", "aten::_local_scalar_dense": "read", "cudaStreamSynchronize": "read", "aten::to": "copy", "aten::_to_copy": "copy", "aten::copy_": "copy", "cudaMemcpyAsync": "copy"}.get(name, "")',
+            'if cause not in ("read", "copy"):': "if True:",
+        },
+        also=["check_most_time"],
+    ),
+    Mutant(
+        "An operator with the name of one of forward is repeated",
+        "check_healthy",
+        says="with shapes that `forward` does not have is not repeated",
+        replace={'(name, span["dtype"], str(span["shapes"]))': "name"},
+    ),
+    Mutant(
+        "What happens outside of the steps counts",
+        "check_healthy",
+        says="only spans of the steps and within them count",
+        replace={"if phase and cause:": "if cause:"},
+    ),
+    Mutant(
+        "Every program has a bottleneck",
+        "check_healthy",
+        says="a bottleneck takes at least a fifth of the steps",
+        replace={'return most if sums.get(most, 0.0) >= total / 5 else "healthy"': "return most"},
+    ),
+    Mutant(
+        "Small operators are not looked for",
+        "check_alone",
+        says="together they take most of the step",
+        replace={"elif length < 0.05:": "elif length < 0.0:"},
+        also=["check_most_time", "check_healthy"],
+    ),
+    Mutant(
+        "Conversions and reads pass nothing on",
+        "check_alone",
+        says="belong to the",
+        replace={'if cause not in ("read", "copy"):': "if True:"},
+        also=["check_most_time"],
     ),
 ]

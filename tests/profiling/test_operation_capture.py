@@ -53,6 +53,14 @@ def test_random_numbers_are_constants():
     assert torch.equal(again, shuffled(second))
 
 
+def test_named_regions_are_no_operations():
+    def named(x):
+        with torch.profiler.record_function("part"):
+            return x * 2
+
+    assert [node["op"] for node in recorded(named, torch.randn(2))["nodes"]] == ["mul.Tensor"]
+
+
 def test_only_a_loop_has_more_operations_for_a_larger_batch():
     def loop(x):
         return torch.stack([2 * row for row in x])

@@ -2,44 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dlo_lib.grading.checks.contract import check
-from dlo_lib.grading.checks.graphs import replay
+from dlo_lib.grading.checks.graphs import Operation, observed
 from dlo_lib.labkit.compare import near, same, wrong_if
 
 from . import scenarios
-
-Operation = tuple[str, int, set[torch.dtype]]
-
-
-"""The name of an operation, the most elements of an input, and the dtypes of its inputs and results."""
-
-
-class Seen(TorchDispatchMode):
-    """Records the operations that run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations: list[Operation] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the wrapper that skips the compiler imports it, which takes two seconds
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        given = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
-        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        largest = max((tensor.numel() for tensor in given), default=0)
-        dtypes = {tensor.dtype for tensor in [*given, *made]}
-        self.operations.append((func.__name__.split(".")[0], largest, dtypes))
-        return out
 
 
 def names_of(t, graph: Any) -> list[str]:
@@ -52,9 +26,8 @@ def names_of(t, graph: Any) -> list[str]:
 def run_again(t, graph: Any, inputs: list[Tensor]) -> tuple[list[Tensor], list[Operation]]:
     """Run recorded operations on other inputs; return the results and what ran, without what is added."""
     names = set(names_of(t, graph))
-    with Seen() as seen:
-        results = replay(graph, inputs)
-    return results, [operation for operation in seen.operations if operation[0] in names]
+    results, operations = observed(graph, inputs)
+    return results, [operation for operation in operations if operation.name in names]
 
 
 # -- 6 · batches
@@ -69,9 +42,10 @@ PICKS |= {"view", "detach", "alias", "take_along_dim"}
 PRECISION = {"rtol": 1e-4, "atol": 1e-4}
 
 
-def batches_case(t) -> dict[str, Any]:
-    size, features = t.integer(4, 6), t.integer(3, 6)
-    count = 3 * size + t.integer(2, 3)
+def batches_case(t, count: int = 0, features: int = 0) -> dict[str, Any]:
+    """Draw images, labels, and the size of a batch."""
+    size, features = t.integer(4, 6), features or t.integer(3, 6)
+    count = count or 3 * size + t.integer(2, 3)
     images = t.normal(count, features)
     images = images * torch.tensor([t.uniform(0.5, 4.0) for _ in range(features)]) + t.uniform(1.0, 3.0)
     return {"images": images, "labels": t.integers(0, 9, count), "size": size, "seed": t.integer(0, 99)}
@@ -145,28 +119,50 @@ def check_once(student, t):
     same(t, images, want, "the first batch", {lesson: mistake}, **PRECISION)
 
 
+def whole_images(t, student, case: dict[str, Any], epochs: int) -> list[str]:
+    """The operations of an object and its epochs that read all images; they give the right batches for
+    images that are drawn afterwards."""
+    graph = student.run(scenarios.recorded_epochs, **case, epochs=epochs)
+    other = dict(case, images=batches_case(t, len(case["images"]), case["images"].shape[1])["images"])
+    results, operations = run_again(t, graph, [other["images"], other["labels"]])
+    wrong = (
+        "With other images, the recorded operations of Batches give wrong batches: stay with operations on "
+        "tensors (no NumPy, no .tolist())."
+    )
+    in_an_epoch = len(right_batches(other))
+    t.that(len(results) == 2 * in_an_epoch * epochs, wrong)
+    want = in_order(standardised(other["images"]))
+    for first in range(0, len(results), 2 * in_an_epoch):
+        images = results[first : first + 2 * in_an_epoch : 2]
+        good = all(each.dim() == 2 and each.shape[1] == want.shape[1] for each in images)
+        t.that(good and near(in_order(torch.cat(images).float()), want, **PRECISION), wrong)
+    numbers = other["images"].numel()
+    return [each.name for each in operations if each.reads >= numbers and each.name not in PICKS]
+
+
+def in_order(rows: Tensor) -> Tensor:
+    """The rows, sorted by their first number: the order of an epoch is another check."""
+    return rows[rows[:, 0].argsort()]
+
+
 @check("batches", points=2)
 def check_own_images(student, t):
     "A batch handles only its own images"
-    case = batches_case(t)
-    graph, batch = t.items(student.run(scenarios.second_batch, **case), 2, "the second batch")
-    images, _ = t.items(batch, 2, "the second batch")
-    _, operations = run_again(t, graph, [case["images"], case["labels"]])
-    seen, _ = t.items(student.run(scenarios.epoch_operations, **case), 2, "the operations of an epoch")
-    seen = [t.items(operation, 2, "an operation") for operation in seen]
-    of_a_batch = (
-        "The operation {name} reads {elements} numbers, those of all images, for one batch: do it once, in "
-        "__init__, or for the chosen images only."
-    )
-    of_an_epoch = (
+    case, epochs = batches_case(t), t.integer(3, 4)
+    once, often = (whole_images(t, student, case, count) for count in (1, epochs))
+    repeated = len(often) - len(once)
+    each_batch = repeated >= (epochs - 1) * len(right_batches(case))
+    message = (
         "The operation {name} reads {elements} numbers, those of all images, again in each epoch: do it "
         "once, in __init__, or for the chosen images only."
     )
-    for found, message in ((operations, of_a_batch), (seen, of_an_epoch)):
-        for name, elements, *_ in found:
-            good = elements < case["images"].numel() or name in PICKS
-            t.that(good, message, name=name, elements=elements)
-    t.close(images, right_batches(case)[1][0], "the images of the second batch", **PRECISION)
+    if each_batch:
+        message = (
+            "The operation {name} reads {elements} numbers, those of all images, for one batch: do it once, "
+            "in __init__, or for the chosen images only."
+        )
+    added = [*(Counter(often) - Counter(once)), ""]
+    t.that(repeated <= 0, message, name=added[0], elements=case["images"].numel())
 
 
 @check("batches", points=1)
@@ -213,29 +209,61 @@ def check_same_block(student, t):
         t.close(mine, right.float(), "the gradient of its {name}", atol=1e-5, name=name)
 
 
+def fresh_inputs(t, case: dict[str, Tensor], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Draw input, weight and bias for a block that was recorded with `case`; the input has `dtype`."""
+    fresh = {name: t.normal(*case[name].shape) for name in ("x", "weight", "bias")}
+    return fresh | {"x": fresh["x"].to(dtype)}
+
+
+CONVERTS = (
+    "forward converts {count} tensors in each step (.to, .float, .double): with a gain in float32, made in "
+    "__init__, nothing has to be converted"
+)
+ELSEWHERE = "The output does not come from operations on input and weights: stay with tensors in forward."
+
+
 @check("block", points=2)
 def check_float32(student, t):
     "float32 everywhere, and no conversion in forward"
     case = block_case(t)
-    graph, y, called = t.items(student.run(scenarios.recorded_block, **case), 3, "the result")
+    graph, y = t.items(student.run(scenarios.recorded_block, **case), 2, "the result")
     t.tensor(y, "the output of the block", dtype=torch.float32)
     names = names_of(t, graph)
-    message = (
-        "forward converts {count} tensors in each step (.to, .float, .double): with a gain in float32, made "
-        "in __init__, nothing has to be converted"
-    )
-    t.that("_to_copy" not in names, message, count=names.count("_to_copy"))
-    shapes = {"x": (5, len(case["gain"])), "weight": case["weight"].shape, "bias": case["bias"].shape}
-    fresh = {name: t.normal(*shape) for name, shape in shapes.items()}
+    t.that("_to_copy" not in names, CONVERTS, count=names.count("_to_copy"))
+    fresh = fresh_inputs(t, case)
     results, operations = run_again(t, graph, list(fresh.values()))
-    doubles = [name for name, _, dtypes in operations if torch.float64 in dtypes]
+    doubles = [operation.name for operation in operations if "float64" in operation.dtypes]
     message = "The operation {name} computes in float64: convert the gain, once, in __init__."
     t.that(not doubles, message, name=(doubles or [""])[0])
-    message = "forward calls .{name}(), which has nothing to convert if the gain is float32: remove it"
-    t.that(type(called) is list and not called, message, name=(called or [""])[0])
-    message = "The output does not come from operations on input and weights: stay with tensors in forward."
     want = scaled_line(gain=case["gain"], **fresh)
-    t.that(len(results) == 1 and near(results[0], want, 1e-4, 1e-5), message)
+    t.that(len(results) == 1 and near(results[0], want, 1e-4, 1e-5), ELSEWHERE)
+    converts_nothing(student, t)
+
+
+def converts_nothing(student, t) -> None:
+    """Check that forward has no conversion, also none that converts nothing in float32."""
+    case = {name: value.double() for name, value in block_case(t).items()}
+    want = (case["x"] * case["gain"]) @ case["weight"].T + case["bias"]
+    got = student.run(scenarios.double_block, **case)
+    message = (
+        "A block in float64 (block.double()) gives a result in {dtype}, or with its precision: forward calls "
+        ".float() or .to(torch.float32), which has nothing to convert if the gain is float32: remove it"
+    )
+    dtype = got.dtype if isinstance(got, Tensor) else type(got).__name__
+    t.that(near(got, want, 1e-10, 1e-10) and got.dtype == want.dtype, message, dtype=str(dtype))
+    case = block_case(t)
+    graph = student.run(scenarios.mixed_block, **case)
+    if graph is None:
+        return  # it refuses an input of another dtype, as nn.Linear does
+    message = (
+        "A block in float32 accepts an input in float64: forward calls .to(x.dtype), which has nothing to "
+        "convert if the gain is float32: remove it"
+    )
+    t.that("_to_copy" not in names_of(t, graph), message)
+    fresh = fresh_inputs(t, case, torch.float64)
+    results, _ = run_again(t, graph, list(fresh.values()))
+    want = scaled_line(gain=case["gain"], **fresh)
+    t.that(len(results) == 1 and near(results[0].float(), want, 1e-4, 1e-5), ELSEWHERE)
 
 
 @check("block", points=1)
@@ -312,32 +340,50 @@ def check_counts(student, t):
     t.that(near(got, want), "the counts are {got}, expected {want}", got=got.tolist(), want=want.tolist())
 
 
-def recorded_cases(
-    student, t, sizes: tuple[int, ...]
-) -> tuple[list[Any], list[dict[str, Tensor]], list[Tensor]]:
-    """Return the recorded updates, their cases and the right counts."""
-    classes, cases, right = t.integer(4, 6), [], []
-    for size in sizes:
-        batches = [counts_batch(t, size, classes) for _ in range(2)]
-        right.append(right_counts(batches, classes))
-        named = [{f"logits{n}": logits, f"labels{n}": labels} for n, (logits, labels) in enumerate(batches)]
-        cases.append(named[0] | named[1])
-    result = student.run(scenarios.recorded_counts, classes=classes, cases=cases)
-    return t.items(result, len(sizes), "the recorded updates"), cases, right
+def recorded_update(student, t, classes: int, size: int) -> tuple[Any, bool]:
+    """The operations of two updates with batches of `size` images, and whether their counts were right."""
+    batches = [counts_batch(t, size, classes) for _ in range(2)]
+    got = student.run(scenarios.recorded_counts, classes=classes, case=by_name(batches))
+    graph, counts = t.items(got, 2, "a recorded update")
+    return graph, near(counts, right_counts(batches, classes))
 
 
-@check("accuracy", points=2)
+def by_name(batches: list[Batch]) -> dict[str, Tensor]:
+    """The inputs of recorded updates, in their order."""
+    named = [{f"logits{n}": logits, f"labels{n}": labels} for n, (logits, labels) in enumerate(batches)]
+    return named[0] | named[1]
+
+
+@check("accuracy", points=1, seconds=3)
 def check_no_loop(student, t):
     "The number of operators does not depend on the batch"
-    few, many = t.integer(3, 5), t.integer(9, 12)
-    found, _, right = recorded_cases(student, t, (few, many))
-    less, more = (len(names_of(t, t.items(each, 2, "a recorded update")[0])) for each in found)
+    classes, few, many = t.integer(4, 6), t.integer(3, 5), t.integer(9, 12)
+    less, more = (len(names_of(t, recorded_update(student, t, classes, size)[0])) for size in (few, many))
     message = (
         "update runs {less} operators for two batches of {few} images, and {more} for two of {many}: it "
         "loops over the images. Handle all of them at once."
     )
     t.that(more <= less, message, less=less, more=more, few=few, many=many)
-    t.that(near(found[1][1], right[1]), "not tested yet: the counts are not right")
+    # A loop over so many images does not end in the seconds of this check, whatever was recorded.
+    logits, labels = t.normal(IMAGES, classes), t.integers(0, classes - 1, IMAGES)
+    got = student.run(scenarios.counted, classes=classes, batches=[(logits, labels)])
+    right = labels[logits.argmax(1) == labels]
+    want = torch.stack([(each[:, None] == torch.arange(classes)).sum(0) for each in (right, labels)])
+    t.that(near(got, want), "not tested yet: the counts are not right")
+
+
+IMAGES = 500_000
+
+
+@check("accuracy", points=1)
+def check_device(student, t):
+    "The counts are on the device that is given"
+    classes = t.integer(4, 6)
+    for device in t.shuffled(("cpu", "meta")):
+        got = student.run(scenarios.empty_counts, classes=classes, device=device)
+        message = "for torch.device({device}), counts() has {got}, expected {want} (device, shape and dtype)"
+        want = [device, [2, classes], torch.int64]
+        t.that(got == want, message, device=repr(device), got=got, want=want)
 
 
 READS = {"_local_scalar_dense", "is_nonzero", "equal"}
@@ -362,9 +408,8 @@ def picks_by_mask(graph: Any) -> bool:
 @check("accuracy", points=2)
 def check_no_reads(student, t):
     "Nothing in update needs a value on the CPU"
-    size = t.integer(6, 9)
-    found, cases, right = recorded_cases(student, t, (size, size))
-    (graph, first), (_, second) = (t.items(each, 2, "a recorded update") for each in found)
+    classes, size = t.integer(4, 6), t.integer(6, 9)
+    graph, right = recorded_update(student, t, classes, size)
     names = names_of(t, graph)
     t.that(len(names) > 0, "not tested yet: update runs no operator")
     reads = [name for name in names if name in READS]
@@ -379,10 +424,11 @@ def check_no_reads(student, t):
         "it: use index_add_ or scatter_add_."
     )
     t.that(not sized, message, name=(sized or [""])[0])
-    results, _ = run_again(t, graph, list(cases[1].values()))
+    others = [counts_batch(t, size, classes) for _ in range(2)]
+    results, _ = run_again(t, graph, list(by_name(others).values()))
     lesson = (
         "Some counts do not come from operations on the logits and the labels (.tolist(), NumPy): a GPU "
         "would wait for each of them. Stay with tensors."
     )
-    t.that(len(results) == 1 and near(results[0], second), lesson)
-    t.that(near(first, right[0]), "not tested yet: the counts are not right")
+    t.that(len(results) == 1 and near(results[0], right_counts(others, classes)), lesson)
+    t.that(right, "not tested yet: the counts are not right")

@@ -1,10 +1,12 @@
-"""The visible checks of what limits a step: Amdahl's law, the overlap of tracks, FLOPs and the roofline."""
+"""The visible checks of what limits a step: Amdahl's law, the overlap of tracks, FLOPs and the roofline, and
+the bottleneck of a program that the student does not know."""
 
 from __future__ import annotations
 
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.labkit.compare import near, same
 
+from .programs import CAUSES, Span, program
 from .scenarios import overlap_of, predicted_of
 from .twins import flops_of, runs_of, ticks
 
@@ -220,3 +222,70 @@ def check_peak(student, t):
     mistakes = {message: flops / nbytes * bandwidth}
     got = student.attainable(flops, nbytes, peak, bandwidth)
     same(t, got, peak, REACHED, mistakes, **CLOSE, flops=flops, nbytes=nbytes)
+
+
+# -- 13 · diagnose
+
+
+ALONE = {
+    "loader": "A step that waits for its data is called {got}, not loader: what runs in `load` and is no "
+    "operator is waiting.",
+    "read": "A program that reads numbers is called {got}, not read: all spans within `aten::item` belong to "
+    "the read.",
+    "copy": "A program that copies tensors is called {got}, not copy: all spans within `aten::to` belong to "
+    "the copy, also the wait.",
+    "float64": "A program with products in float64 is called {got}, not float64: each span has its dtype.",
+    "repeated": "A program that runs its forward again is called {got}, not repeated: compare name, shapes "
+    "and dtype with the operators of `forward`.",
+    "small": "A program with hundreds of small operators is called {got}, not small: each takes less than "
+    "0.05 ms, together they take most of the step.",
+}
+
+
+def diagnosis(student, t, spans: list[Span]) -> str:
+    """What the student calls the bottleneck of a program."""
+    got, names = student.diagnose(spans), [*CAUSES, "healthy"]
+    message = "diagnose(...) returned {got}: return one of {names}"
+    t.that(type(got) is str and got in names, message, got=got, names=", ".join(names))
+    return str(got)
+
+
+@check("diagnose", points=2)
+def check_alone(student, t):
+    "Each bottleneck, without another fault beside it"
+    for cause in t.shuffled(CAUSES):
+        got = diagnosis(student, t, program(t, cause))
+        t.that(got == cause, ALONE[cause], got=got)
+
+
+@check("diagnose", points=2)
+def check_most_time(student, t):
+    "The bottleneck with most time, beside a smaller one"
+    causes = t.shuffled(CAUSES)
+    pairs = [*zip(causes, [*causes[1:], causes[0]]), ("small", "copy")]
+    message = (
+        "The bottleneck is {main}, and {second} takes about half of its time, but diagnose returned {got}: "
+        "compare the sums of the self times (not numbers of spans, not durations)."
+    )
+    for main, second in t.shuffled(pairs):
+        got = diagnosis(student, t, program(t, main, second))
+        t.that(got == main, message, main=main, second=second, got=got)
+
+
+@check("diagnose", points=1)
+def check_healthy(student, t):
+    "A program without a bottleneck, whatever happens outside of its steps"
+    found = diagnosis(student, t, program(t, "small"))
+    t.that(found == "small", "not tested yet: a bottleneck is not found, see the first check")
+    got = diagnosis(student, t, program(t))
+    message = (
+        "A healthy program is called {got}: a bottleneck takes at least a fifth of the steps, and a product "
+        "with shapes that `forward` does not have is not repeated."
+    )
+    t.that(got == "healthy", message, got=got)
+    got = diagnosis(student, t, program(t, outside=True))
+    message = (
+        "A healthy program is called {got}, because of what happens before its steps or on the track of its "
+        "loader: only spans of the steps and within them count."
+    )
+    t.that(got == "healthy", message, got=got)

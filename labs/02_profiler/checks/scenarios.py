@@ -7,21 +7,14 @@ from dlo_lib.grading.checks.contract import scenario
 
 
 @scenario
-def reads_of_spans(student, spans):
-    """The parents, and how often a value of a span was read."""
-    reads = []
-
-    class Read(dict):
-        def __getitem__(self, key):
-            reads.append(key)
-            return dict.__getitem__(self, key)
-
-        def get(self, key, default=None):
-            reads.append(key)
-            return dict.get(self, key, default)
-
-    found = student.parents([Read(span) for span in spans])
-    return [found, len(reads)]
+def parents_of_many(student, begins, ends):
+    """The parents of spans of one track, -1 for None."""
+    names = ("aten::linear", "aten::addmm", "aten::copy_")
+    spans = [
+        {"name": names[number % 3], "track": 17, "begin": begin, "end": end}
+        for number, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist()))
+    ]
+    return student.parents(spans)
 
 
 @scenario
@@ -43,40 +36,16 @@ def first_batch(student, images, labels, size, seed, others):
 
 
 @scenario
-def second_batch(student, images, labels, size, seed):
-    """The operations that make the second batch, as data, and the batch."""
+def recorded_epochs(student, images, labels, size, seed, epochs):
+    """The operations of an object and of its epochs, as data; its outputs are the batches."""
     from dlo_lib.profiling.operation_capture import OperationRecorder
 
     given = images.clone()
-    batches = iter(student.Batches(given, labels, size, seed))
-    next(batches)
     recorder = OperationRecorder({"images": given, "labels": labels})
     with recorder, torch.no_grad():
-        batch = next(batches)
-    return [recorder.graph(list(batch)), list(batch)]
-
-
-@scenario
-def epoch_operations(student, images, labels, size, seed):
-    """For each operation of an epoch: its name, and the most numbers of an input."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    seen = []
-
-    class Seen(TorchDispatchMode):
-        @classmethod
-        def _should_skip_dynamo(cls):
-            return False  # the wrapper that skips the compiler imports it, which takes two seconds
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            sizes = [value.numel() for value in args if isinstance(value, torch.Tensor)]
-            seen.append([func.__name__.split(".")[0], max(sizes, default=0)])
-            return func(*args, **(kwargs or {}))
-
-    batches = student.Batches(images.clone(), labels, size, seed)
-    with Seen():
-        count = sum(1 for _ in batches)
-    return [seen, count]
+        batches = student.Batches(given, labels, size, seed)
+        found = [part for _ in range(epochs) for batch in batches for part in batch]
+    return recorder.graph(found)
 
 
 def block_of(block_class, weight, bias, gain):
@@ -107,28 +76,42 @@ def block_buffers(student, weight, gain):
 
 @scenario
 def recorded_block(student, weight, bias, gain, x):
-    """The operations of the second forward of a block, as data, its output, and the conversions that it
-    calls."""
-    from torch.overrides import TorchFunctionMode
-
+    """The operations of the second forward of a block, as data, and its output."""
     from dlo_lib.profiling.operation_capture import OperationRecorder
-
-    called, conversions = [], ("to", "float", "double", "half", "bfloat16", "type", "type_as")
-
-    class Called(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            if getattr(func, "__name__", "") in conversions:
-                called.append(func.__name__)
-            return func(*args, **(kwargs or {}))
 
     block = block_of(student.Block, weight, bias, gain)
     recorder = OperationRecorder({"x": x, "weight": block.linear.weight, "bias": block.linear.bias})
     with torch.no_grad():
-        with Called():  # also a call that converts nothing, and so starts no operation
-            block(x)
+        block(x)
         with recorder:
             y = block(x)
-    return [recorder.graph([y]), y, called]
+    return [recorder.graph([y]), y]
+
+
+@scenario
+def double_block(student, weight, bias, gain, x):
+    """The output of a block whose weights and gain are float64."""
+    block = student.Block(weight.shape[1], weight.shape[0], gain.numpy()).double()
+    block.gain = gain
+    with torch.no_grad():
+        block.linear.weight.copy_(weight)
+        block.linear.bias.copy_(bias)
+        return block(x)
+
+
+@scenario
+def mixed_block(student, weight, bias, gain, x):
+    """The operations of a block in float32 with an input in float64, as data; None if it refuses it."""
+    from dlo_lib.profiling.operation_capture import OperationRecorder
+
+    block, x = block_of(student.Block, weight, bias, gain), x.double()
+    recorder = OperationRecorder({"x": x, "weight": block.linear.weight, "bias": block.linear.bias})
+    try:
+        with recorder, torch.no_grad():
+            y = block(x)
+    except RuntimeError:
+        return None
+    return recorder.graph([y])
 
 
 @scenario
@@ -141,21 +124,24 @@ def counted(student, classes, batches):
 
 
 @scenario
-def recorded_counts(student, classes, cases):
-    """For each case of two batches: the operations from the empty meter to the counts, as data, and the
-    counts."""
+def recorded_counts(student, classes, case):
+    """The operations from the empty meter to the counts after two batches, as data, and the counts."""
     from dlo_lib.profiling.operation_capture import OperationRecorder
 
-    found = []
-    for case in cases:
-        recorder = OperationRecorder(case)
-        with recorder, torch.no_grad():
-            meter = student.Accuracy(classes, torch.device("cpu"))
-            meter.update(case["logits0"], case["labels0"])
-            meter.update(case["logits1"], case["labels1"])
-            counts = meter.counts()
-        found.append([recorder.graph([counts]), counts])
-    return found
+    recorder = OperationRecorder(case)
+    with recorder, torch.no_grad():
+        meter = student.Accuracy(classes, torch.device("cpu"))
+        meter.update(case["logits0"], case["labels0"])
+        meter.update(case["logits1"], case["labels1"])
+        counts = meter.counts()
+    return [recorder.graph([counts]), counts]
+
+
+@scenario
+def empty_counts(student, classes, device):
+    """The device, the shape and the dtype of the counts of an empty meter."""
+    counts = student.Accuracy(classes, torch.device(device)).counts()
+    return [counts.device.type, list(counts.shape), counts.dtype]
 
 
 @scenario

@@ -144,14 +144,17 @@ def steps_of(spans: list[Span]) -> list[Span]:
 @twin
 def times_of(spans: list[Span], phases: tuple[str, ...], mistake: str = "") -> dict[str, float]:
     """The mean ms of each phase in a step. Mistakes: "sum" of all steps, "last" occurrence only, "anywhere",
-    "tracks", and "phases" (divided by occurrences)."""
+    "between" (and in) the steps, "tracks", and "phases" (divided by occurrences)."""
     steps, found = steps_of(spans), {}
+    within = steps
+    if mistake == "between":
+        within = [dict(steps[0], end=steps[-1]["end"])]
     for name in phases:
         lengths = [
             span["end"] - span["begin"]
             for span in spans
             if span["name"] == name
-            and (mistake == "anywhere" or any(s["begin"] <= span["begin"] < s["end"] for s in steps))
+            and (mistake == "anywhere" or any(s["begin"] <= span["begin"] < s["end"] for s in within))
             and (mistake in ("anywhere", "tracks") or span["track"] == MAIN)
         ]
         count = {"sum": 1, "phases": max(1, len(lengths))}.get(mistake, len(steps))
