@@ -6,8 +6,16 @@ Optimisers:
 
 - ``registry``: all of them by name, for training, profiling, search and labs
 - ``entry``: what the library must know about one
+- ``foreach_step``: the step that those of this library share
+- ``moments``: Adam's direction, and ratios of norms
 - ``in_backward``: AdamW inside the backward
 - ``lion``: the sign of an average of gradients
+- ``lars``: SGD with one rate for each layer
+- ``lamb``: Adam with one rate for each layer
+- ``muon``: orthogonal updates of matrices
+- ``soap``: Adam in the eigenbases of Shampoo
+- ``adamw_8bit``: AdamW with states of 8 bits
+- ``schedule_free``: AdamW with an average in place of a schedule
 
 The learning rate:
 

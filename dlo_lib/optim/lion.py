@@ -11,17 +11,14 @@ Paper: X. Chen et al., Symbolic Discovery of Optimization Algorithms, program 1 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from dlo_lib.base.errors import UserError
+from dlo_lib.optim.foreach_step import ForeachOptimizer, Group
 
 
-class Lion(torch.optim.Optimizer):
+class Lion(ForeachOptimizer):
     """The optimiser of the module's docstring. The decay is decoupled, as in AdamW.
 
     Args:
@@ -31,9 +28,6 @@ class Lion(torch.optim.Optimizer):
         weight_decay: the factor wd of the decay.
         foreach: whether a kernel computes an operation for all parameters of a group, which needs temporary
             memory for all of them; otherwise for one.
-
-    Raises:
-        UserError: in ``step``, a gradient is sparse.
     """
 
     def __init__(
@@ -47,33 +41,8 @@ class Lion(torch.optim.Optimizer):
         options = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "foreach": foreach}
         super().__init__(params, options)
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Update the parameters that have a gradient.
-
-        Args:
-            closure: computes the gradients and returns the loss, which is the result.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            params = [param for param in group["params"] if param.grad is not None]
-            for some in [params] if group["foreach"] and params else [[param] for param in params]:
-                self._update(some, group)
-        return loss
-
-    def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
-        grads = [param.grad for param in params if param.grad is not None]
-        if any(grad.layout is not torch.strided for grad in grads):
-            raise UserError(
-                "a gradient is sparse, and Lion needs dense ones: use sparse=False in the embedding"
-            )
-        for param in params:
-            if not self.state[param]:
-                self.state[param]["exp_avg"] = torch.zeros_like(param)
-        averages = [self.state[param]["exp_avg"] for param in params]
+    def update(self, params: list[Tensor], grads: list[Tensor], group: Group) -> None:
+        averages = self.kept(params, "exp_avg")
         rate, (beta1, beta2) = group["lr"], group["betas"]
         updates = torch._foreach_lerp(averages, grads, 1 - beta1)
         torch._foreach_sign_(updates)

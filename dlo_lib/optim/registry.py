@@ -27,10 +27,13 @@ from dlo_lib.optim.entry import (
     UpdateReach,
 )
 from dlo_lib.optim.in_backward import UpdateInBackward
+from dlo_lib.optim.lamb import LAMB
+from dlo_lib.optim.lars import LARS
 from dlo_lib.optim.lion import Lion
 
 _MOMENTS = (STEP_COUNT, OptimizerState("exp_avg"), OptimizerState("exp_avg_sq"))
 _MOMENTUM = (OptimizerState("momentum_buffer"),)
+_SQUARES = (STEP_COUNT, OptimizerState("square_avg"))
 _ADAM_SETTINGS = RATE_AND_DECAY | {"betas", "eps"}
 _SGD_SETTINGS = RATE_AND_DECAY | {"momentum"}
 _LLAMA_BETAS = {"betas": (0.9, 0.95)}
@@ -50,6 +53,11 @@ _SGD_STEPS = {
 }
 # The look-ahead gradient. The foreach step adds it to the gradients in place.
 _NESTEROV_STEPS = _SGD_STEPS | {OptimizerStep.FOR_LOOP: StepMemory(of_largest=4, of_successive=4)}
+# The update of Lion, LAMB and LARS.
+_UPDATE_STEPS = {
+    OptimizerStep.FOREACH: StepMemory(of_all=4),
+    OptimizerStep.FOR_LOOP: StepMemory(of_largest=4, of_successive=4),
+}
 
 OPTIMIZERS: Mapping[str, OptimizerEntry] = {
     "adamw": OptimizerEntry(
@@ -61,14 +69,19 @@ OPTIMIZERS: Mapping[str, OptimizerEntry] = {
     "sgd-nesterov": OptimizerEntry(
         torch.optim.SGD, _MOMENTUM, _NESTEROV_STEPS, _SGD_SETTINGS, {"momentum": 0.9, "nesterov": True}
     ),
-    "lion": OptimizerEntry(
-        Lion,
-        (OptimizerState("exp_avg"),),
+    "rmsprop": OptimizerEntry(
+        torch.optim.RMSprop,
+        _SQUARES,
         {
             OptimizerStep.FOREACH: StepMemory(of_all=4),
-            OptimizerStep.FOR_LOOP: StepMemory(of_largest=4, of_successive=4),
+            OptimizerStep.FOR_LOOP: StepMemory(of_largest=4, of_successive=8),
         },
-        RATE_AND_DECAY | {"betas"},
+        RATE_AND_DECAY | {"alpha", "eps"},
+    ),
+    "lion": OptimizerEntry(Lion, (OptimizerState("exp_avg"),), _UPDATE_STEPS, RATE_AND_DECAY | {"betas"}),
+    "lamb": OptimizerEntry(LAMB, _MOMENTS, _UPDATE_STEPS, _ADAM_SETTINGS, reach=UpdateReach.PARAMETER),
+    "lars": OptimizerEntry(
+        LARS, _MOMENTUM, _UPDATE_STEPS, _SGD_SETTINGS | {"trust"}, reach=UpdateReach.PARAMETER
     ),
     "adamw-in-backward": OptimizerEntry(
         UpdateInBackward,

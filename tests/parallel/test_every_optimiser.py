@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dlo_lib.launch import run_ranks
 from dlo_lib.models import Llama, LlamaConfig, MoEConfig
 from dlo_lib.optim import train_step
-from dlo_lib.optim.entry import OptimizerStep, TrainingForm
+from dlo_lib.optim.entry import OptimizerStep, TrainingForm, UpdateReach
 from dlo_lib.optim.registry import OPTIMIZERS
 from dlo_lib.parallel.mesh import TOKENS, ParallelMesh
 from dlo_lib.parallel.parallelize import make_optimizer, parallelize
@@ -43,11 +43,11 @@ RATES = {"lr": 0.02, "weight_decay": 0.1}
 
 
 def cases() -> Iterator[tuple[str, OptimizerStep, ParallelPlan]]:
-    """Each base class under each form, with one entry and one implementation after the other."""
-    by_class: dict[type, list[str]] = {}
+    """Each base class and reach under each form, with one entry and one implementation after the other."""
+    by_class: dict[tuple[type, UpdateReach], list[str]] = {}
     for name, entry in OPTIMIZERS.items():
         below = entry.cls.__mro__.index(torch.optim.Optimizer) - 1
-        by_class.setdefault(entry.cls.__mro__[below], []).append(name)
+        by_class.setdefault((entry.cls.__mro__[below], entry.reach), []).append(name)
     for names in by_class.values():
         pairs = [(name, step) for step in OptimizerStep for name in names if step in OPTIMIZERS[name].steps]
         allowed = [

@@ -1,0 +1,55 @@
+"""Adam's direction, for the optimisers that change its length or its coordinates.
+
+    m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g²        u = m' / (sqrt(v') + eps)
+
+where m' = m / (1 - b1^t) and v' = v / (1 - b2^t) correct the averages, which start at zero. The constant
+eps is outside of the root, as in PyTorch.
+
+Paper: D. Kingma and J. Ba, Adam: A Method for Stochastic Optimization, algorithm 1 (arXiv:1412.6980).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from dlo_lib.optim.foreach_step import ForeachOptimizer, Group
+
+
+def adam_directions(
+    optimizer: ForeachOptimizer, params: list[Tensor], grads: list[Tensor], group: Group
+) -> list[Tensor]:
+    """Update the averages of ``params``, and return the direction u of each, a new tensor of its shape.
+
+    The states are those of ``torch.optim.Adam``: ``step``, ``exp_avg`` and ``exp_avg_sq``. The group has the
+    keys ``betas`` and ``eps``.
+    """
+    beta1, beta2 = group["betas"]
+    steps = optimizer.counted(params)
+    averages, squares = optimizer.kept(params, "exp_avg"), optimizer.kept(params, "exp_avg_sq")
+    torch._foreach_lerp_(averages, grads, 1 - beta1)
+    torch._foreach_mul_(squares, beta2)
+    torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+    directions = torch._foreach_sqrt(squares)  # the only temporary tensor of each parameter's size
+    torch._foreach_div_(directions, [math.sqrt(1 - beta2**step) for step in steps])
+    torch._foreach_add_(directions, group["eps"])
+    torch._foreach_mul_(directions, [1 - beta1**step for step in steps])
+    torch._foreach_reciprocal_(directions)
+    torch._foreach_mul_(directions, averages)
+    return [*directions]
+
+
+def norm_ratios(lengths: list[Tensor], params: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
+    """Return ``lengths`` over the norm of each update, 0-dimensional; 1 where one of the two is zero, and for
+    parameters with fewer than two dimensions.
+
+    Args:
+        lengths: the norm of each parameter, or what takes its place.
+    """
+    ratios = []
+    for length, norm, param in zip(lengths, torch._foreach_norm(updates), params, strict=True):
+        one = torch.ones_like(norm)
+        ratios.append(one if param.ndim < 2 else torch.where((length > 0) & (norm > 0), length / norm, one))
+    return ratios
