@@ -866,7 +866,7 @@ lab.check("kv")
 # Write `dropout_on_ranks(x, p, differs, generator, group)`: each element of x is 0 with probability p, and divided by 1 - p otherwise. `generator`, a
 # `torch.Generator`, has the same state on all ranks of the group when the function is called.
 #
-# - `differs=False`: all ranks have the same mask.
+# - `differs=False`: all ranks have the same mask, whatever their x is. From the same state of `generator` it is drawn again.
 # - `differs=True`: each rank has another mask.
 # - Each call draws a new mask, and after each call the state of `generator` is the same on all ranks. Nothing is communicated.
 #
@@ -927,7 +927,9 @@ def with_parallelize_module(model: Llama, group=None):
     plan |= {f"layers.*.mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")}
     rowwise = ("self_attn.o_proj", "mlp.down_proj")
     plan |= {f"layers.*.{name}": RowwiseParallel() for name in rowwise}
-    parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    # None: each rank cuts its own weights, and sends them to no other rank
+    parallelize_module(model, mesh, plan, src_data_rank=None)
 
     def step(tokens, targets):
         with loss_parallel():

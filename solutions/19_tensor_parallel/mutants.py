@@ -216,6 +216,47 @@ MUTANTS = [
         replace={"normed = block.post_attention_layernorm(x)": "normed = block.input_layernorm(x)"},
         also=("check_model_traffic", "check_model_three_ranks"),
     ),
+    Mutant(
+        "Every rank computes the whole blocks",
+        "check_model",
+        says="no rank can compute with whole weights",
+        answer="""
+        whole_weights = {}
+
+        def shard_dim(name):
+            import sys
+
+            kept = sys._getframe(1).f_locals
+            if "parameter" in kept:
+                whole_weights[name] = nn.Parameter(kept["parameter"].detach().clone())
+            layer = name.split(".")[-2]
+            return 1 if layer in ("o_proj", "down_proj") else None if "norm" in layer else 0
+
+        def parallel_block(x, block, cos, sin, group=None):
+            import sys
+
+            number = list(sys._getframe(1).f_locals["model"].layers).index(block)
+            names = [name for name, _ in block.named_parameters()]
+            whole = {name: whole_weights[f"layers.{number}.{name}"] for name in names}
+            whole = whole if dist.get_world_size(group) > 1 else dict(block.named_parameters())
+            return torch.func.functional_call(block, whole, (x, cos, sin))
+        """,
+        also=("check_model_traffic", "check_model_three_ranks"),
+    ),
+    Mutant(
+        "Every rank adds up the gradients of whole weights",
+        "check_model",
+        says="neither weights nor their gradients are sent",
+        replace={
+            "own = block.self_attn": """
+            own, weight = block.self_attn, block.mlp.gate_proj.weight
+            whole = torch.zeros(dist.get_world_size(group), *weight.shape)
+            whole[dist.get_rank(group)] = weight.detach()
+            dist.all_reduce(whole, group=group)
+            """,
+        },
+        also=("check_model_traffic", "check_model_three_ranks"),
+    ),
     # -- grid
     Mutant(
         "The two groups are exchanged",
@@ -320,6 +361,40 @@ MUTANTS = [
         },
     ),
     # -- dropout
+    Mutant(
+        "The mask is a function of x",
+        "check_masks_equal",
+        says="and not from x",
+        replace={"source = generator": "source = torch.Generator().manual_seed(int(1000 * x.abs().sum()))"},
+    ),
+    Mutant(
+        "The mask of a rank is a function of its x",
+        "check_masks_differ",
+        says="depends on the rank, and not on x",
+        replace={
+            """
+            seed = int(torch.randint(2**40, (), generator=generator))  # the same on all ranks, and new in each call
+            source = torch.Generator().manual_seed(seed + dist.get_rank(group))
+            """: "source = torch.Generator().manual_seed(int(1000 * x.abs().sum()))",
+        },
+    ),
+    Mutant(
+        "The mask has the number of the call as its seed",
+        "check_masks_equal",
+        says="with `generator` in the same state",
+        replace={
+            "source = generator": """
+            numbers.append(len(numbers))
+            source = torch.Generator().manual_seed(len(numbers))
+            """,
+            "def dropout_on_ranks(": """
+            numbers = []
+
+
+            def dropout_on_ranks(
+            """,
+        },
+    ),
     Mutant(
         "Dropout has the same mask on every rank",
         "check_masks_differ",

@@ -13,7 +13,9 @@ from dlo_lib.labkit.traffic import passes_only
 from .scenarios import dropped
 
 SIZE = 40  # a mask has SIZE * SIZE elements: two of them are never equal by chance
-DIFFERS = [False, True, False, True, False]
+DIFFERS = [False, False, True, True, False]
+SHARED = [True, False, False, True, True]  # the inputs of these calls are the same on all ranks
+"""Equal inputs with ``differs`` and other ones without: a mask comes from the generator, not from x."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Dropped:
     run: Run
     inputs: list[list[Tensor]]  # by rank and call
     outputs: list[list[Tensor]]
+    again: list[list[Tensor]]  # the same calls, with the generator in its first state again
     p: float
 
     def mask(self, rank: int, call: int) -> Tensor:
@@ -33,22 +36,15 @@ class Dropped:
 def dropouts(student, t, world: int) -> Dropped:
     """Successive dropouts on ranks, with results of the right shape."""
     p, seed = t.uniform(0.2, 0.4), t.integer(0, 9999)
-    shared = [t.normal(SIZE, SIZE) for _ in DIFFERS]
-    inputs = [
-        [t.normal(SIZE, SIZE) if differs else x for x, differs in zip(shared, DIFFERS)] for _ in range(world)
-    ]
+    shared = t.normal(SIZE, SIZE)
+    inputs = [[shared if same else t.normal(SIZE, SIZE) for same in SHARED] for _ in range(world)]
     run = student.ranks(dropped, [{"xs": own, "p": p, "differs": DIFFERS, "seed": seed} for own in inputs])
-    outputs = []
+    first, again, like = [], [], {"shape": (SIZE, SIZE), "dtype": torch.float32}
     for rank, got in enumerate(run.results):
-        found = t.items(got, len(DIFFERS), "what the calls return")
-        values = {"rank": rank}
-        outputs.append(
-            [
-                t.tensor(out, "the result on rank {rank}", shape=(SIZE, SIZE), dtype=torch.float32, **values)
-                for out in found
-            ]
-        )
-    return Dropped(run, inputs, outputs, p)
+        for found, outs in zip((first, again), t.items(got, 2, "what the scenario returns")):
+            outs = t.items(outs, len(DIFFERS), "what the calls return")
+            found.append([t.tensor(out, "the result on rank {rank}", rank=rank, **like) for out in outs])
+    return Dropped(run, inputs, first, again, p)
 
 
 @check("dropout", points=1, seconds=30)
@@ -76,7 +72,7 @@ def check_dropout_values(student, t):
 def check_masks_equal(student, t):
     "differs=False: one mask on all ranks, also after calls with differs=True"
     found = dropouts(student, t, 3)
-    for call in (0, 2, 4):
+    for call in (0, 1, 4):
         for rank in (1, 2):
             message = (
                 "ranks 0 and {rank} drop different elements of the same tensor, whose copies then differ: "
@@ -86,21 +82,37 @@ def check_masks_equal(student, t):
                 "tensor: the states of `generator` have become different. On every rank, draw the same "
                 "numbers from it"
             )
+            if call == 1:
+                message = (
+                    "ranks 0 and {rank} drop different elements of tensors with other numbers: the mask "
+                    "comes from `generator`, whose state is the same, and not from x"
+                )
             t.that(bool(torch.equal(found.mask(0, call), found.mask(rank, call))), message, rank=rank)
-    again = bool(torch.equal(found.mask(0, 0), found.mask(0, 2)))
+    again = bool(torch.equal(found.mask(0, 0), found.mask(0, 4)))
     t.that(not again, "two calls with differs=False drop the same elements: each call draws a new mask")
+    for rank, outs in enumerate(found.again):
+        message = (
+            "rank {rank}: with `generator` in the same state, a call with differs=False drops other elements "
+            "than before: draw the mask from `generator`"
+        )
+        t.that(bool(torch.equal(outs[0] != 0, found.mask(rank, 0))), message, rank=rank)
 
 
 @check("dropout", points=1, seconds=30)
 def check_masks_differ(student, t):
     "differs=True: another mask on each rank, and in each call"
     found = dropouts(student, t, 3)
-    for call in (1, 3):
+    for call in (2, 3):
         for one, other in ((0, 1), (0, 2), (1, 2)):
             message = (
                 "ranks {one} and {other} have other parts of the activations and drop the same elements of "
                 "them: dropout has the same mask on every rank. Seed a generator by the rank"
             )
+            if SHARED[call]:
+                message = (
+                    "ranks {one} and {other} drop the same elements of a tensor with the same numbers: the "
+                    "mask depends on the rank, and not on x. Seed a generator by the rank"
+                )
             t.that(
                 not bool(torch.equal(found.mask(one, call), found.mask(other, call))),
                 message,
@@ -112,4 +124,4 @@ def check_masks_differ(student, t):
             "rank {rank} drops the same elements in two calls: seed with a number from `generator` and the "
             "rank, not with the rank alone"
         )
-        t.that(not bool(torch.equal(found.mask(rank, 1), found.mask(rank, 3))), message, rank=rank)
+        t.that(not bool(torch.equal(found.mask(rank, 2), found.mask(rank, 3))), message, rank=rank)

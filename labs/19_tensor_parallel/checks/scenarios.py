@@ -151,10 +151,15 @@ def grid_step(student, rank, world, tp, sizes, state, tokens, targets):
 
 @scenario
 def dropped(student, rank, world, xs, p, differs, seed):
-    """Successive dropouts with one generator; the global generators of the ranks have different states."""
+    """Successive dropouts with one generator, and the same with a generator in the same state; the global
+    generators of the ranks have different states."""
     torch.manual_seed(seed + 1 + rank)
-    generator = torch.Generator().manual_seed(seed)
-    return [student.dropout_on_ranks(x, p, differ, generator, None) for x, differ in zip(xs, differs)]
+    results = []
+    for _ in range(2):
+        generator = torch.Generator().manual_seed(seed)
+        calls = zip(xs, differs)
+        results.append([student.dropout_on_ranks(x, p, differ, generator, None) for x, differ in calls])
+    return results
 
 
 @scenario

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, Run, check
 from dlo_lib.labkit.compare import near, wrong_if
-from dlo_lib.labkit.traffic import kinds_of, uses_what_arrives
+from dlo_lib.labkit.traffic import passes_only, uses_what_arrives
 from dlo_lib.models.llama import Llama, LlamaConfig
 
 from .layers import (
@@ -32,6 +33,11 @@ ROWS = ("o_proj", "down_proj")
 
 # -- model
 
+WHOLE_WEIGHTS = (
+    "the loss on rank {rank} is NaN: here a rank has only its part of each weight, and NaN in the place of "
+    "the others, so no rank can compute with whole weights"
+)
+
 
 def cut(name: str) -> int | None:
     """Where a parameter of a Llama is cut, from the two groups of layers."""
@@ -39,12 +45,23 @@ def cut(name: str) -> int | None:
     return held[0] if held else None
 
 
+def parts_alone(state: dict[str, Tensor], rank: int, world: int) -> dict[str, Tensor]:
+    """The state of a rank: its part of each weight in its place, and NaN where another rank has its part."""
+    alone = {}
+    for name, whole in state.items():
+        alone[name], dim = whole, cut(name)
+        if dim is not None:
+            alone[name], size = torch.full_like(whole, math.nan), whole.shape[dim] // world
+            alone[name].narrow(dim, rank * size, size).copy_(part(whole, dim, rank, world))
+    return alone
+
+
 def llama_case(t, world: int, layers: int = 2) -> tuple[dict[str, Any], dict[str, Tensor], Tensor, Tensor]:
     """Sizes that ``world`` divides, a state, tokens and targets."""
     sizes = {
         "vocab_size": world * t.integer(5, 7),
         "hidden": 8,
-        "intermediate": world * t.integer(2, 4),
+        "intermediate": world * t.integer(16, 20),  # a block has more weights than its all-reduces numbers
         "num_layers": layers,
         "num_heads": 2 * world,
         "num_kv_heads": world,
@@ -63,9 +80,9 @@ def llama_case(t, world: int, layers: int = 2) -> tuple[dict[str, Any], dict[str
 def model_run(student, t, world: int, layers: int = 2) -> tuple[Run, Tensor, int]:
     """A step of a Llama on ranks whose losses are right; the tokens and the width."""
     sizes, state, tokens, targets = llama_case(t, world, layers)
-    run = student.ranks(
-        whole_step, [{"sizes": sizes, "state": state, "tokens": tokens, "targets": targets}] * world
-    )
+    inputs = {"sizes": sizes, "tokens": tokens, "targets": targets}
+    states = [parts_alone(state, rank, world) for rank in range(world)]
+    run = student.ranks(whole_step, [inputs | {"state": own} for own in states])
     loss, grads = llama_step(sizes, state, tokens, targets)
     for rank, got in enumerate(run.results):
         value, shapes, found = t.items(got, 3, "what the step returns")
@@ -81,6 +98,8 @@ def model_run(student, t, world: int, layers: int = 2) -> tuple[Run, Tensor, int
                 "dimension, or should be whole"
             )
             t.that(shapes.get(name) == want, message, **values)
+        nan = type(value) is Tensor and bool(value.isnan().any())
+        t.that(not nan, WHOLE_WEIGHTS, rank=rank)
         what = "the loss on rank {rank} of {world}"
         t.close(value, torch.tensor(loss, dtype=torch.float64), what, rank=rank, world=world, **EXACT)
         for name, grad in grads.items():
@@ -88,7 +107,29 @@ def model_run(student, t, world: int, layers: int = 2) -> tuple[Run, Tensor, int
             t.that(mine is not None, "the gradient of {name} on rank {rank} is missing", **values)
             right = part(grad, cut(name), rank, world)
             t.close(mine, right, "the gradient of {name} on rank {rank} of {world}", **values, **EXACT)
+    no_weights_travel(t, run, tokens.numel() * sizes["hidden"], layers)
     return run, tokens, sizes["hidden"]
+
+
+def no_weights_travel(t, run: Run, size: int, layers: int) -> None:
+    """Activations of ``size`` numbers are added up, and no weights or gradients of them."""
+    message = "rank {rank} uses {kinds}: all-reduces are enough"
+    passes_only(t, run, [Kind.ALL_REDUCE], message)
+    for rank in range(run.world):
+        calls = run.calls(rank)
+        message = (
+            "rank {rank} passes {got} numbers to an all-reduce, the activations have {size}: neither weights "
+            "nor their gradients are sent, each rank computes with its parts"
+        )
+        got = max((call.numel for call in calls), default=0)
+        t.that(got <= size, message, rank=rank, got=got, size=size)
+        most = 2 * (4 * layers + 2) * size
+        got = sum(call.numel for call in calls)
+        message = (
+            "rank {rank} passes {got} numbers to all-reduces, {most} are more than enough for {layers} "
+            "blocks: neither weights nor their gradients are sent"
+        )
+        t.that(got <= most, message, rank=rank, got=got, most=most, layers=layers)
 
 
 @check("model", points=1, seconds=20)
@@ -119,9 +160,6 @@ def check_model_traffic(student, t):
     for layers in (1, 3):
         run, tokens, hidden = model_run(student, t, 2, layers)
         for rank in range(2):
-            # DTensor scatters the whole weights once
-            others = kinds_of(run, rank, [Kind.ALL_REDUCE, Kind.SCATTER])
-            t.that(not others, "rank {rank} uses {kinds}: all-reduces are enough", rank=rank, kinds=others)
             size = tokens.numel() * hidden
             calls = [call for call in run.calls(rank, Kind.ALL_REDUCE) if call.numel == size]
             counts[layers, rank] = [
@@ -208,13 +246,13 @@ def check_grid(student, t):
         {
             "tp": 2,
             "sizes": sizes,
-            "state": state,
             "tokens": tokens[row : row + 1],
             "targets": targets[row : row + 1],
         }
         for row in (0, 1)
     ]
-    run = student.ranks(grid_step, [inputs[0], inputs[0], inputs[1], inputs[1]])
+    states = [parts_alone(state, rank, 2) for rank in range(2)]
+    run = student.ranks(grid_step, [inputs[rank // 2] | {"state": states[rank % 2]} for rank in range(4)])
     _, grads = llama_step(sizes, state, tokens, targets)
     for rank, found in enumerate(run.results):
         t.that(type(found) is dict, "the gradients on rank {rank} are missing", rank=rank)
