@@ -30,7 +30,7 @@ import ast
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
@@ -269,4 +269,34 @@ class _IdleFunctions(ast.NodeTransformer):
         names = names[1:] if names[:1] == ["self"] else names
         nothing = self.returns is Idle.NONE or not names or node.name == "__init__"
         node.body = [ast.Return(None if nothing else ast.Name(names[0], ast.Load()))]
+        return node
+
+
+def with_bodies(source: str, returned: Callable[[str], str]) -> str:
+    """Return the cell ``source`` with functions that only return an expression.
+
+    ``returned``: the name of a function, or ``Class.method``, → the expression. ``__init__`` returns nothing,
+    nor do kernels, which have a decorator ``jit``.
+    """
+    return ast.unparse(ast.fix_missing_locations(_Bodies(returned).visit(ast.parse(source))))
+
+
+class _Bodies(ast.NodeTransformer):
+    """Replaces the body of each function."""
+
+    def __init__(self, returned: Callable[[str], str]) -> None:
+        self.returned, self.inside = returned, ""
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        before, self.inside = self.inside, f"{self.inside}{node.name}."
+        self.generic_visit(node)
+        self.inside = before
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        kernel = any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+        if node.name == "__init__" or kernel:
+            node.body = ast.parse("pass").body
+        else:
+            node.body = [ast.Return(ast.parse(self.returned(self.inside + node.name), mode="eval").body)]
         return node

@@ -291,14 +291,17 @@ def check_next(student, t):
 @check("next", points=1)
 def check_units(student, t):
     "Losses in other units lead to the same choice"
-    equal, known = [], []
+    equal, known, chosen = [], [], set()
     for sign in (1, -1, 1, -1):
         points, candidates = cube(t, 8, 2), cube(t, 40, 2)
         values = wavy(t, points)
         losses = t.uniform(50, 100) * values + sign * t.uniform(300, 500)
         one, other = (chosen_candidate(student, t, (points, each, candidates)) for each in (values, losses))
         equal.append(one == other)
+        chosen.add(one)
         known.append(has_other_units((points, losses, candidates), other))
+    message = "not tested yet: the same candidate for four sets of points, see the first check"
+    t.that(len(chosen) > 1, message)
     t.that(all(equal) or not all(known), OTHER_UNITS)
     message = "The process needs values with mean 0 and standard deviation 1: standardise them, and `best`."
     t.that(all(equal), message)
@@ -371,7 +374,11 @@ def begun(student, t, most: int, eta: int) -> tuple[list[list[int]], list[list[i
     return got, [[rung.trials for rung in first], [rung.resource for rung in first]]
 
 
-SIZES = [(9, 3), (27, 3), (81, 3), (16, 2), (64, 4)]  # the logarithms are integers in floating point too
+POWERS = [(eta**power, eta) for eta in range(2, 130) for power in range(2, 12) if eta**power < 10**7]
+INEXACT = [(most, eta) for most, eta in POWERS if eta ** int(math.log(most) / math.log(eta)) != most]
+EXACT = [
+    size for size in POWERS if size not in INEXACT
+]  # whose logarithms are integers in floating point too
 
 
 @check("hyperband", points=2)
@@ -381,7 +388,7 @@ def check_bracket_trials(student, t):
         "brackets({most}, {eta}) start with {own} trials, expected {right}: (s_max + 1) / (s + 1) eta^s, "
         "rounded *up*, from s_max down to 0."
     )
-    for most, eta in t.shuffled(SIZES)[:3]:
+    for most, eta in [*t.shuffled(EXACT)[:3], (81, 3)]:
         (own, _), (right, _) = begun(student, t, most, eta)
         t.that(own == right, message, most=most, eta=eta, own=own, right=right)
 
@@ -390,7 +397,7 @@ def check_bracket_trials(student, t):
 def check_bracket_resources(student, t):
     "The number of epochs that each bracket starts with"
     message = "brackets({most}, {eta}) start with {own} epochs, not {right}: after s more rungs it is R."
-    for most, eta in t.shuffled(SIZES)[:3]:
+    for most, eta in [*t.shuffled(EXACT)[:3], (27, 3)]:
         (_, own), (_, right) = begun(student, t, most, eta)
         t.that(own == right, message, most=most, eta=eta, own=own, right=right)
 
@@ -399,7 +406,7 @@ def check_bracket_resources(student, t):
 def check_whole_logarithms(student, t):
     "Powers whose logarithm is not an integer in floating point"
     message = "A floating-point logarithm of a power may be below the integer: compute with integers."
-    for most, eta in t.shuffled([(243, 3), (1000, 10), (125, 5)]):
+    for most, eta in t.shuffled(INEXACT)[:3]:
         got = student.brackets(most, eta)
         t.that(type(got) is list and len(got) == len(halving.brackets(most, eta)), message)
 
@@ -558,6 +565,8 @@ def check_best_so_far(student, t):
     "The best loss so far counts"
     epochs = t.integer(4, 6)
     others = [falling(t, 1.0 + 0.01 * i, epochs) for i in range(5)]
+    message = "not tested yet: a trial that was never good is not stopped, see the first checks"
+    t.that(stops(student, t, falling(t, 3.0, epochs), others, 1, 3), message)
     losses = [*falling(t, 0.5, epochs - 1), 3.0]
     message = "One bad epoch after a good one must not stop a trial: its best loss so far counts."
     t.that(not stops(student, t, losses, others, 1, 3), message)
@@ -578,16 +587,16 @@ def check_nan_stops(student, t):
 
 
 def population_case(t) -> dict[str, Any]:
-    size = t.integer(8, 14)
-    few = max(1, int(0.25 * size))
+    size, quantile = t.integer(8, 14), t.uniform(0.15, 0.4)
+    few = max(1, int(quantile * size))
     return {
         "losses": t.shuffled([0.1 * place + t.uniform(0, 0.05) for place in range(size)]),
         "rates": [t.uniform(0.02, 0.08) for _ in range(size)],
-        "quantile": 0.25,
+        "quantile": quantile,
         "picks": [t.integer(0, few - 1) for _ in range(size)],
         "ups": [bool(t.integer(0, 1)) for _ in range(size)],
-        "low": 1e-3,
-        "high": 1.0,
+        "low": t.uniform(1e-3, 1e-2),
+        "high": t.uniform(0.5, 1.0),
     }
 
 
@@ -665,7 +674,8 @@ def check_bounds(student, t):
     "Learning rates stay within their bounds"
     case = population_case(t)
     message = "A perturbed learning rate outside its bounds is set to the bound."
-    for up, rate, want in ((True, 0.95, 1.0), (False, 0.00105, 1e-3)):
+    low, high = case["low"], case["high"]
+    for up, rate, want in ((True, 0.95 * high, high), (False, 1.05 * low, low)):
         case["rates"] = [rate] * len(case["rates"])
         case["ups"] = [up] * len(case["ups"])
         _, rates = generation(student, t, case)
@@ -697,37 +707,29 @@ def check_diverged_member(student, t):
 
 
 @scenario
-def asked(student, rank, world, space, values, losses, prune_at):
-    """Run the objective on a trial that keeps what it is asked; the pruner stops it after ``prune_at``."""
+def optimised(student, space, epochs, suggest, begin, loss_of, report, prune):
+    """Run the objective on a trial and a training that ask the check for all that they return."""
     import optuna
 
     class Trial:
-        def __init__(self):
-            self.suggested, self.calls = [], []
-
         def suggest_float(self, name, low, high, *, step=None, log=False):
-            self.suggested.append([name, float(low), float(high), bool(log)])
-            return values[name]
+            return suggest(name, low, high, log)
 
         def report(self, value, step):
-            self.calls.append([int(step), float(value)])
+            report(value, step)
 
         def should_prune(self):
-            return len(self.calls) >= prune_at
-
-    trial, given, read = Trial(), [], []
+            return prune()
 
     def train(params):
-        given.append(dict(params))
-        for epoch, loss in enumerate(losses, 1):
-            read.append(epoch)
-            yield loss
+        begin(params)
+        for epoch in range(1, epochs + 1):
+            yield loss_of(epoch)
 
     try:
-        value, end = student.objective(trial, space, train), "returned"
+        return ["returned", student.objective(Trial(), space, train)]
     except optuna.TrialPruned:
-        value, end = None, "pruned"
-    return [trial.suggested, given, trial.calls, len(read), end, value]
+        return ["pruned", None]
 
 
 def objective_case(t) -> dict:
@@ -738,8 +740,35 @@ def objective_case(t) -> dict:
     return {"space": space, "values": values, "losses": losses, "prune_at": 1000}
 
 
-def run_objective(student, t, case: dict) -> list:
-    return t.items(student.ranks(asked, [case]).results[0], 6, "the result")
+def run_objective(student, t, case: dict) -> tuple:
+    """What the objective asks, in order: suggestions, the start of a training, reports, the number of epochs;
+    its end and its result. The pruner stops it after ``prune_at`` reports."""
+    suggested: list[list] = []
+    given: list[dict] = []
+    reports: list[list] = []
+    read: list[int] = []
+
+    def suggest(name, low, high, log):
+        suggested.append([name, float(low), float(high), bool(log)])
+        return case["values"][name]
+
+    def begin(params):
+        given.append(dict(params))
+
+    def loss_of(epoch):
+        read.append(epoch)
+        return case["losses"][epoch - 1]
+
+    def report(value, step):
+        reports.append([int(step), float(value)])
+
+    def prune():
+        return len(reports) >= case["prune_at"]
+
+    asked = {each.__name__: t.asked(each, calls=100) for each in (suggest, begin, loss_of, report, prune)}
+    result = student.run(optimised, space=case["space"], epochs=len(case["losses"]), **asked)
+    end, value = t.items(result, 2, "the result")
+    return suggested, given, reports, len(read), end, value
 
 
 @check("objective", points=1, seconds=30)
@@ -749,7 +778,7 @@ def check_suggested(student, t):
     suggested, given, *_ = run_objective(student, t, case)
     linear, want = ([[name, *ends, log] for name, ends in case["space"].items()] for log in (False, True))
     t.that(suggested != linear, "The values are suggested on a linear scale: pass log=True.")
-    right = type(suggested) is list and sorted(map(str, suggested)) == sorted(map(str, want))
+    right = sorted(map(str, suggested)) == sorted(map(str, want))
     message = "suggest_float was called for {got}, expected {want}"
     t.that(right, message, got=suggested, want=want)
     message = "train received {got}, expected one dict with the suggested values, {want}"

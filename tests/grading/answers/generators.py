@@ -160,7 +160,7 @@ def _loaded(self, *args, **kwargs):
 
 
 def of_the_library(lab: LabSource, question: str, names: dict[str, str] | None = None) -> str:
-    """Return the library's own classes or functions as the answer.
+    """Return classes or functions of the library as the answer.
 
     ``names``: the name that the exercise asks for → an expression. Without, they are those that the text of
     the lab checks by ``lab.check(question, instead={...})``.
@@ -184,7 +184,7 @@ def everything_gathered(lab: LabSource, question: str) -> str:
 
 
 def instead_of(lab: LabSource) -> dict[str, tuple[list[str], dict[str, str]]]:
-    """Return, for each question that the lab's text checks with the library's own answer, the imports and
+    """Return, for each question that the lab's text checks with an answer of the library, the imports and
     definitions before it, and name → expression."""
     found: dict[str, tuple[list[str], dict[str, str]]] = {}
     before: list[str] = []

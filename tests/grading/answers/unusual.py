@@ -10,7 +10,7 @@ from dlo_lib.grading.lab.source import LabSource
 
 
 def by_keyword(lab: LabSource, question: str) -> str:
-    """Return the solution behind functions that take whatever comes, and pass it on by keyword."""
+    """Return the solution behind functions that take any arguments, and pass them on."""
     wrapper = """
 
 def _by_keyword(function):

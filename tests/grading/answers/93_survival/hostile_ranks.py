@@ -1,4 +1,4 @@
-# Answers on ranks: collectives that hang, do not agree, are forged or thrown away; one rank alone; and the library's own answer.
+# Answers on ranks: collectives that hang, do not agree, are forged or thrown away; one rank alone; and the answer of the library.
 
 
 # == honest_on_ranks
