@@ -323,7 +323,8 @@ lab.check("unscale")
 # - `get_scale()` returns the present scale. `state_dict()` and `load_state_dict(state)` hold what a resumed run needs:
 #   scale and count, as numbers or tensors that `torch.save` can write.
 #
-# The names and the rule are those of `torch.amp.GradScaler`. Your `unscale` is there to be used.
+# The names and the rule are those of `torch.amp.GradScaler`, which the last section compares with yours. Do not inherit
+# from it, and keep none inside. Your `unscale` is there to be used.
 
 # %% nbgrader={"grade_id": "scaler", "solution": true}
 class LossScaler:
@@ -734,7 +735,7 @@ lab.check("line")
 # A line is a forecast. The truth is a step that runs, or `torch.OutOfMemoryError`. Write two functions:
 #
 # - `fits(run, batch)` calls `run(batch)` and returns True, or False if it raises `torch.OutOfMemoryError`. Every other
-#   error is a mistake in the program, and must reach its author: do not catch it.
+#   error is a mistake in the program, also an illegal memory access, and must reach its author: do not catch it.
 # - `largest_batch(fits, limit)` finds the largest batch for which `fits(batch)` is True. Each try costs a step, so
 #   double from 1 until a batch fails, then halve the interval between the largest that fits and the smallest that fails
 #   (**bisection**). Never try more than `limit`, the number of samples that there are. Return 0 if not even one sample

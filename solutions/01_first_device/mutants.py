@@ -269,9 +269,42 @@ MUTANTS = [
     Mutant(
         "The scale falls by the growth factor",
         "check_scales",
-        says="the backoff factor is 0.5",
-        replace={"self._scale *= self._backoff": "self._scale /= self._growth * 2"},
+        says="the backoff factor is",
+        replace={"self._scale *= self._backoff": "self._scale /= self._growth * 3"},
         also=("check_resume",),
+    ),
+    Mutant(
+        "The growth factor is always 2",
+        "check_scales",
+        says="expected",
+        replace={"self._scale *= self._growth": "self._scale *= 2"},
+        also=("check_resume",),
+    ),
+    Mutant(
+        "The class inherits from PyTorch's scaler",
+        "check_true_steps",
+        says="neither inherit from it, nor keep one inside",
+        answer="""
+        class LossScaler(torch.amp.GradScaler):
+            def __init__(self, **options):
+                super().__init__("cpu", **options)
+        """,
+        also=("check_skipped", "check_scales", "check_resume"),
+    ),
+    Mutant(
+        "The state stays in a global",
+        "check_resume",
+        says="has no attribute 'kept'",
+        replace={
+            'return {"scale": self._scale, "good": self._good}': """
+            LossScaler.kept = {"scale": self._scale, "good": self._good}
+            return {}
+            """,
+            'self._scale, self._good = state["scale"], state["good"]': """
+            state = LossScaler.kept
+            self._scale, self._good = state["scale"], state["good"]
+            """,
+        },
     ),
     Mutant(
         "The count is not part of the state",
@@ -340,6 +373,12 @@ MUTANTS = [
                 scaler.scale(loss).backward()
             """
         },
+    ),
+    Mutant(
+        "autocast is that of the CPU on every device",
+        "check_autocast",
+        says="pass the type of the device of the images",
+        replace={"torch.autocast(images.device.type, dtype=dtype)": 'torch.autocast("cpu", dtype=dtype)'},
     ),
     Mutant(
         "The scaled loss is returned",
@@ -491,6 +530,18 @@ MUTANTS = [
         says="does not fit",
         replace={"return good": "return bad"},
         also=("check_search_edges", "check_limit"),
+    ),
+    Mutant(
+        "An illegal memory access counts as too little memory",
+        "check_fits",
+        says="Catch torch.OutOfMemoryError only",
+        replace={
+            "except torch.OutOfMemoryError:": """
+            except RuntimeError as error:
+                if "memory" not in str(error) and not isinstance(error, torch.OutOfMemoryError):
+                    raise
+            """
+        },
     ),
     Mutant(
         "Every RuntimeError counts as too little memory",

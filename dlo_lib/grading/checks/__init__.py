@@ -7,6 +7,7 @@ What authors of checks import:
 - ``runs``: the run of a scenario on ranks, and the nudge
 - ``asked``: functions of a check that the student's code calls
 - ``claimed``: what the student's process says about itself
+- ``own_work``: refuses the library's answer where one's own is asked
 - ``exceptions``: what ends a check
 - ``schedules``: the tables of pipeline schedules
 - ``graph_run``: runs a recorded graph and watches its operations

@@ -84,6 +84,10 @@ class Student(Protocol):
         """Return the value of a name, such as the answers of a quiz."""
         ...
 
+    def is_own(self, name: str) -> bool:
+        """Return False if ``lab.check(..., instead=...)`` gives another value to ``name``, to compare."""
+        ...
+
     def run(self, scenario: Scenario, **inputs: Any) -> Any:
         """Return the result of ``scenario`` in the process that answers calls, without ranks.
 

@@ -165,6 +165,9 @@ class _Watched:
         self.answered = True
         return value
 
+    def is_own(self, name: str) -> bool:
+        return self._student.is_own(name)
+
     def fresh(self, scenario: Scenario, **inputs: Any) -> Any:
         value = self._student.fresh(scenario, **inputs)
         self.answered = True

@@ -12,7 +12,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -115,7 +115,7 @@ class Lab:
         # Correct code may print warnings to stderr, for which nbgrader's execution would give a test cell 0
         # points.
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-            outcomes = self._run_checks(question, namespace, used, seed, display)
+            outcomes = self._run_checks(question, namespace, used, seed, display, instead or ())
         hidden = {check.name for check in self._checks.hidden}
         verdict = QuestionVerdict(
             question,
@@ -150,6 +150,7 @@ class Lab:
         used: dict[str, None],
         seed: int,
         display: VerdictDisplay,
+        instead: Collection[str] = (),
     ) -> list[Outcome]:
         """Return the outcomes of the checks of ``question``. After one whose code did not end in time the
         others do not run: they would take the same time again."""
@@ -167,7 +168,7 @@ class Lab:
             with display.alive(says):
                 for check in checks:
                     late = next((each for each in outcomes if each.status is Status.TIMEOUT), None)
-                    student = LocalStudent(namespace, check.seconds, used)
+                    student = LocalStudent(namespace, check.seconds, used, instead)
                     drawn = seed_for(str(seed), self.info.directory, check)
                     outcomes.append(not_run(check, late) if late else run_check(check, student, drawn))
         except KeyboardInterrupt as error:

@@ -8,7 +8,7 @@ processes of ``run_ranks``, and communicate through the same switch. The judge's
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -44,11 +44,17 @@ class LocalStudent:
     """``student`` in a notebook.
 
     ``seconds`` limits each run on ranks and each plain call. ``used`` collects the names that a check uses.
+    ``instead``: names whose values are not the student's.
     """
 
     def __init__(
-        self, namespace: Mapping[str, Any], seconds: float = 10.0, used: dict[str, None] | None = None
+        self,
+        namespace: Mapping[str, Any],
+        seconds: float = 10.0,
+        used: dict[str, None] | None = None,
+        instead: Collection[str] = (),
     ) -> None:
+        self._instead = frozenset(instead)
         self._namespace = namespace
         self._seconds = seconds
         self._used = used if used is not None else {}
@@ -63,6 +69,10 @@ class LocalStudent:
             return self._limited(lambda: function(*sent_args, **sent_kwargs), asked)
 
         return call
+
+    def is_own(self, name: str) -> bool:
+        """Return False if the check runs with another value for ``name``."""
+        return name not in self._instead
 
     def run(self, scenario: Scenario, **inputs: Any) -> Any:
         """Return the result of ``scenario`` in this process."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dlo_lib.grading.checks.contract import check, scenario
+from dlo_lib.grading.checks.contract import NotWritten, Wrong, check
 from dlo_lib.labkit.compare import entry, near, same, wrong_if
 from dlo_lib.optim.precision.formats import FloatFormat
 
@@ -17,21 +17,27 @@ from .twins import LAUNCH, queue_times
 # -- 1 · timed
 
 
-@scenario
-def timed(student, costs, busy, warmup, repeats, launch):
-    """The times that the student measures on a simulated device, and how many steps it ran."""
-    device = {"now": 0.0, "free": busy, "steps": 0}
+class Device:
+    """A simulated device with a queue, which the check keeps: the student's code only calls its methods."""
 
-    def step():
-        cost = costs[min(device["steps"], len(costs) - 1)]
-        device["steps"] += 1
-        device["now"] += launch
-        device["free"] = max(device["free"], device["now"]) + cost
+    def __init__(self, costs: list[float], busy: float) -> None:
+        self.costs, self.free = costs, busy
+        self.now, self.steps = 0.0, 0
 
-    def synchronize():
-        device["now"] = max(device["now"], device["free"])
+    def step(self) -> None:
+        """Put the work of the next step into the queue."""
+        cost = self.costs[min(self.steps, len(self.costs) - 1)]
+        self.steps += 1
+        self.now += LAUNCH
+        self.free = max(self.free, self.now) + cost
 
-    return [student.step_times(step, synchronize, lambda: device["now"], warmup, repeats), device["steps"]]
+    def synchronize(self) -> None:
+        """Wait until the queue is empty."""
+        self.now = max(self.now, self.free)
+
+    def clock(self) -> float:
+        """Return the seconds of this device."""
+        return self.now
 
 
 def times_of(student, t, warmup: int, busy: float = 0.0) -> tuple[list[float], int, dict[str, Any]]:
@@ -39,9 +45,14 @@ def times_of(student, t, warmup: int, busy: float = 0.0) -> tuple[list[float], i
     repeats = t.integer(3, 6)
     costs = [t.uniform(0.5, 1.0) for _ in range(warmup)] + [t.uniform(0.01, 0.1) for _ in range(repeats)]
     case = {"costs": costs, "busy": busy, "warmup": warmup, "repeats": repeats}
-    times, steps = t.items(student.run(timed, launch=LAUNCH, **case), 2, "the result")
+    device = Device(costs, busy)
+    step, synchronize, clock = (
+        t.asked(function, calls=10 * len(costs))
+        for function in (device.step, device.synchronize, device.clock)
+    )
+    times = student.step_times(step, synchronize, clock, warmup, repeats)
     found = [t.number(value, "a time") for value in t.items(times, repeats, "step_times(...)")]
-    return found, t.number(steps, "the number of steps"), case
+    return found, device.steps, case
 
 
 @check("timed", points=2)
@@ -216,33 +227,28 @@ def check_line(student, t):
     t.that(got == 0, "not even one sample fits, so the result is 0; batch_on_line(...) is {got}", got=got)
 
 
-@scenario
-def searched(student, threshold, limit):
-    """The batch that the student finds if `threshold` is the largest that fits, and the batches that were
+MOST_TRIES = 1000  # more than any limit here
+ENDLESS = "1000 batches were tried: the search does not end. Each try has to make the interval smaller."
+
+
+def search_of(student, t, threshold: int, limit: int) -> tuple[float, list[int]]:
+    """Return the student's batch if ``threshold`` is the largest that fits, and the batches that were
     tried."""
-    tried = []
-    endless = "5000 batches were tried: the search does not end. Each try has to make the interval smaller."
+    tried: list[int] = []
 
-    def fits(batch):
-        if len(tried) == 5000:  # more than any limit here
-            raise RuntimeError(endless)
+    def fits(batch: Any) -> bool:
         tried.append(int(batch))
-        return batch <= threshold
+        return tried[-1] <= threshold
 
-    return [student.largest_batch(fits, limit), tried]
-
-
-def search_of(student, t, threshold: int, limit: int) -> tuple[float, list[float]]:
-    found, tried = t.items(student.run(searched, threshold=threshold, limit=limit), 2, "the result")
-    got = t.number(found, "largest_batch(...)")
-    return got, [t.number(batch, "a batch") for batch in tried]
+    asked = t.asked(fits, calls=MOST_TRIES, too_many=ENDLESS)
+    return t.number(student.largest_batch(asked, limit), "largest_batch(...)"), tried
 
 
 @check("search", points=2, seconds=20)
 def check_search(student, t):
     "The largest batch that fits"
     for _ in range(3):
-        limit = t.integer(500, 3000)
+        limit = t.integer(200, 600)
         want = t.integer(40, limit - 10)
         got, _ = search_of(student, t, want, limit)
         power = 2 ** int(math.log2(want))
@@ -258,10 +264,10 @@ def check_search(student, t):
 @check("search", points=1, seconds=20)
 def check_tries(student, t):
     "A few tries are enough"
-    limit, want = t.integer(1500, 3000), t.integer(700, 1400)
+    limit, want = t.integer(400, 800), t.integer(200, 380)
     got, tried = search_of(student, t, want, limit)
     message = "not tested yet: {got} is far from the largest batch, {want}"
-    t.that(abs(got - want) < 700 and len(tried) > 0, message, got=got, want=want)
+    t.that(abs(got - want) < 200 and len(tried) > 0, message, got=got, want=want)
     most = 2 * math.log2(limit) + 2
     message = (
         "{tries} tries for a limit of {limit}: doubling and bisection need at most {most:.0f}, and each try "
@@ -282,47 +288,48 @@ def check_limit(student, t):
     t.that(got == limit, message, limit=limit, got=got)
 
 
-@scenario
-def outcomes(student, batch, words):
-    """What the student's `fits` returns or raises: for a run that works, one without memory, and one with a
-    mistake."""
-    import torch
+def fitted(student, t, error: Exception | None = None) -> object:
+    """Return what the student's ``fits`` returns for a run that raises ``error``, or the text of what comes
+    out."""
+    batch, ran = t.integer(3, 99), []
 
-    ran, seen = [], []
-
-    def works(size):
+    def run(size: Any) -> None:
         ran.append(size)
+        if error is not None:
+            raise error
 
-    def too_large(size):
-        raise torch.OutOfMemoryError("out of memory")
-
-    def wrong(size):
-        raise RuntimeError(words)
-
-    for run in (works, too_large, wrong):
-        try:
-            found = student.fits(run, batch)
-            seen.append(found if type(found) is bool else str(type(found).__name__))
-        except torch.OutOfMemoryError:
-            seen.append("out of memory")
-        except RuntimeError as error:
-            seen.append(str(error))
-    return [ran, *seen]
+    kinds = (torch.OutOfMemoryError, torch.AcceleratorError, RuntimeError, ValueError)
+    try:
+        found = student.fits(t.asked(run, calls=3, raises=kinds), batch)
+    except NotWritten:
+        raise
+    except Wrong as wrong:
+        found = str(wrong)
+    t.that(ran == [batch], "run is called with {got}, expected one call with {batch}", got=ran, batch=batch)
+    return found
 
 
 @check("search", points=1, seconds=20)
 def check_fits(student, t):
     "Out of memory means False, and no other error does"
-    batch = t.integer(3, 99)
-    result = student.run(outcomes, batch=batch, words=f"shapes {batch} and {batch + 1} do not match")
-    ran, works, too_large, wrong = t.items(result, 4, "the result")
-    t.that(ran == [batch], "run is called with {got}, expected one call with {batch}", got=ran, batch=batch)
+    works = fitted(student, t)
     t.that(works is True, "a step that runs should give True, not {got}", got=works)
+    size = t.integer(10, 99)
+    too_large = fitted(student, t, torch.OutOfMemoryError(f"Tried to allocate {size} GiB"))
     t.that(too_large is False, "torch.OutOfMemoryError should give False, not {got}", got=too_large)
     message = (
         "A RuntimeError that is no torch.OutOfMemoryError was caught: a mistake in the program looks like a "
         "batch that is too large. Catch torch.OutOfMemoryError only."
     )
-    t.that(wrong not in (True, False), message)
-    reached = type(wrong) is str and str(batch + 1) in wrong
-    t.that(reached, "another error should reach its author, but {got} came out", got=wrong)
+    illegal = f"CUDA error: an illegal memory access was encountered in block {size}"
+    for error in (
+        RuntimeError(f"shapes {size - 1} and {size} do not match"),
+        RuntimeError(illegal),
+        torch.AcceleratorError(illegal),
+        RuntimeError(f"the file {size} is too large: out of memory"),
+        ValueError(f"a batch of {size}"),
+    ):
+        got = fitted(student, t, error)
+        t.that(got not in (True, False), message)
+        reached = type(got) is str and str(size) in got
+        t.that(reached, "another error should reach its author, but {got} came out", got=got)

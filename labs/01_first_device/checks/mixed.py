@@ -10,62 +10,96 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import check, scenario
 from dlo_lib.labkit.compare import near, same, wrong_if
 
-from .twins import descent16
+from .twins import descent16, mixed_steps
 
 # -- 4 · mixed
 
 
-@scenario
-def mixed(student, seed_weights, batches, low, max_norm, rate, scale, interval, overflow_at):
-    """The losses, the weights after each step, the scales, what a layer saw: its dtype, and autocast in its
-    backward, and autocast at the loss."""
-    import warnings
+def small_net(seed_weights, overflow_at):
+    """A model whose layer in the middle computes in fp32, in autocast too. Its outputs depend on the number
+    of the call, and are infinite in call ``overflow_at``."""
+    linear = torch.nn.functional.linear
 
-    import torch
-    from torch.overrides import TorchFunctionMode
-
-    warnings.filterwarnings("ignore", message="In CPU autocast, but the target dtype")
-    seen, backward, at_loss = [], [], []
-
-    class Losses(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            if getattr(func, "__name__", "") in ("cross_entropy", "cross_entropy_loss", "nll_loss"):
-                at_loss.append(torch.is_autocast_enabled("cpu"))
-            return func(*args, **(kwargs or {}))
-
-    class Watched(torch.nn.Module):
+    class Net(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            sizes = [(weight.shape[1], weight.shape[0]) for weight in seed_weights]
-            self.first, self.second = (torch.nn.Linear(*size, bias=False) for size in sizes)
+            self.weights = torch.nn.ParameterList([weight.clone() for weight in seed_weights])
             self.number = 0
 
         def forward(self, x):
-            hidden = self.first(x)
-            seen.append(str(hidden.dtype))
-            if hidden.requires_grad:
-                hidden.register_hook(lambda grad: backward.append(torch.is_autocast_enabled("cpu")))
-            hidden = torch.tanh(hidden)
+            first, middle, last = self.weights
+            hidden = torch.tanh(linear(x, first))
+            with torch.autocast("cpu", enabled=False):
+                hidden = torch.tanh(linear(hidden.float(), middle))
+            hidden = hidden * (1 + self.number / 8)
             if self.number == overflow_at:
                 hidden = hidden * float("inf")
             self.number += 1
-            return self.second(hidden)
+            return linear(hidden, last)
 
-    model = Watched()
-    with torch.no_grad():
-        for parameter, weight in zip(model.parameters(), seed_weights):
-            parameter.copy_(weight)
+    return Net()
+
+
+@scenario
+def mixed(student, seed_weights, batches, low, max_norm, rate, scale, interval, overflow_at):
+    """The losses, the weights and the scale after each step."""
+    import warnings
+
+    import torch
+
+    warnings.filterwarnings("ignore", message="In CPU autocast, but the target dtype")
+    model = small_net(seed_weights, overflow_at)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=interval)
     losses, weights, scales = [], [], []
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[low]
     for images, labels in batches:
-        with Losses():
-            loss = student.mixed_step(model, optimizer, scaler, images, labels, dtype, max_norm)
+        loss = student.mixed_step(model, optimizer, scaler, images, labels, dtype, max_norm)
         losses.append(loss if isinstance(loss, (int, float)) else str(type(loss).__name__))
         weights.append([parameter.detach().clone() for parameter in model.parameters()])
         scales.append(float(scaler.get_scale()))
-    return [losses, weights, scales, seen, backward, at_loss]
+    return [losses, weights, scales]
+
+
+@scenario
+def elsewhere(student, device, sizes):
+    """Run the step with tensors that say they are on ``device``, up to the model's first line: whether
+    autocast is on there."""
+    import torch
+
+    class There(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+        @staticmethod
+        def __new__(cls, size, dtype):
+            place = torch.device(device)
+            return torch.Tensor._make_wrapper_subclass(cls, size, dtype=dtype, device=place)
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.detach.default:
+                return cls(args[0].shape, args[0].dtype)
+            raise RuntimeError(f"{func} before the model was called")
+
+    class Reached(BaseException):
+        pass
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(There(sizes[1:], torch.float32))
+
+        def forward(self, x):
+            raise Reached(torch.is_autocast_enabled(device))
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    images, labels = There(sizes[:2], torch.float32), There(sizes[:1], torch.int64)
+    try:
+        student.mixed_step(model, optimizer, torch.amp.GradScaler("cpu"), images, labels, torch.bfloat16, 1.0)
+    except Reached as reached:
+        return reached.args[0]
+    return None
 
 
 def mixed_case(t, low: str, steps: int = 2, overflow_at: int = -1) -> dict[str, Any]:
@@ -75,7 +109,7 @@ def mixed_case(t, low: str, steps: int = 2, overflow_at: int = -1) -> dict[str, 
         for _ in range(steps)
     ]
     return {
-        "seed_weights": [t.normal(hidden, inside), t.normal(classes, hidden)],
+        "seed_weights": [t.normal(hidden, inside), t.normal(hidden, hidden), t.normal(classes, hidden)],
         "batches": batches,
         "low": low,
         "max_norm": t.uniform(0.05, 0.1),  # below the norm of the gradients here
@@ -86,57 +120,30 @@ def mixed_case(t, low: str, steps: int = 2, overflow_at: int = -1) -> dict[str, 
     }
 
 
-def fp32_twin(case: dict[str, Any], mistake: str = "") -> tuple[list[float], list[list[Tensor]]]:
-    """The losses and weights of the same steps in fp32, or those of a mistake."""
-    current = [weight.clone() for weight in case["seed_weights"]]
-    total = [torch.zeros_like(weight) for weight in current]
-    losses, weights = [], []
-    for images, labels in case["batches"]:
-        first, second = leaves = [weight.clone().requires_grad_() for weight in current]
-        loss = torch.nn.functional.cross_entropy(torch.tanh(images @ first.T) @ second.T, labels)
-        grads = list(torch.autograd.grad(loss, leaves))
-        if (
-            mistake == "accumulated"
-        ):  # the rest of the step before is unscaled, so the division makes it small
-            grads = [old / case["scale"] + new for old, new in zip(total, grads)]
-        norm = float(torch.cat([grad.flatten() for grad in grads]).norm())
-        if mistake == "scaled clip":
-            norm *= case["scale"]
-        factor = 1.0 if mistake == "no clip" else min(1.0, case["max_norm"] / (norm + 1e-6))
-        total = [factor * grad for grad in grads]
-        current = [weight - case["rate"] * step for weight, step in zip(current, total)]
-        losses.append(float(loss.detach()))
-        weights.append(current)
-    return losses, weights
-
-
 def mixed_of(student, t, case: dict[str, Any]) -> tuple[Any, ...]:
     """Return what the scenario ``mixed`` returns, after a check of its lengths."""
-    losses, weights, scales, seen, *rest = t.items(student.run(mixed, **case), 6, "the result")
+    losses, weights, scales = t.items(student.run(mixed, **case), 3, "the result")
     count = len(case["batches"])
-    message = "the model was called {got} times in {count} steps: once a step"
-    t.that(type(seen) is list and len(seen) == count, message, got=len(seen), count=count)
     t.items(losses, count, "the losses")
-    return losses, t.items(weights, count, "the weights"), scales, seen, *rest
+    return losses, t.items(weights, count, "the weights"), t.items(scales, count, "the scales")
 
 
 @check("mixed", points=3, seconds=30)
 def check_mixed_weights(student, t):
     "The weights move by the true, clipped gradients"
     case = mixed_case(t, "fp32")
-    _, weights, _, seen, *_ = mixed_of(student, t, case)
-    message = "the layers ran in {dtype} with dtype=torch.float32: pass `dtype` to torch.autocast"
-    t.that(
-        all(dtype == "torch.float32" for dtype in seen), message, dtype=str(seen[0]).removeprefix("torch.")
-    )
-    _, want = fp32_twin(case)
+    _, weights, _ = mixed_of(student, t, case)
+    _, want = mixed_steps(case)
     wrong = {
         "The scaled gradients were clipped, and divided by the scale afterwards: call scaler.unscale_ "
         "before clipping.": "scaled clip",
         "The gradients are not clipped.": "no clip",
         "The gradients of the step before are still there: clear them first.": "accumulated",
+        "The model is called twice in a step: once is enough.": "called twice",
     }
-    mistakes = {message: flat(fp32_twin(case, mistake)[1]) for message, mistake in wrong.items()}
+    mistakes = {message: flat(mixed_steps(case, mistake)[1]) for message, mistake in wrong.items()}
+    message = "The layers ran in bfloat16 with dtype=torch.float32: pass `dtype` to torch.autocast."
+    mistakes[message] = flat(mixed_steps(case | {"low": "bf16"})[1])
     mistakes["The weights do not change."] = flat([case["seed_weights"]] * len(want))
     wrong_if(t, flat(weights), flat(want), mistakes, rtol=1e-3, atol=1e-5)
     for step, (got, right) in enumerate(zip(weights, want), 1):
@@ -148,33 +155,54 @@ def flat(rows: list[list[Tensor]]) -> list[Tensor]:
     return [value for row in rows for value in row]
 
 
+IN_AUTOCAST = {
+    "The layers ran in float32, not bfloat16: the forward belongs inside of torch.autocast(..., "
+    "dtype).": "fp32",
+    "The loss is computed outside of autocast: F.cross_entropy belongs inside of the `with` "
+    "block.": "loss outside",
+    "The backward ran inside of autocast: end the `with` block before it.": "backward inside",
+}
+
+
+def telling_case(t) -> tuple[dict[str, Any], Any, dict[str, Any]]:
+    """Return one step in bf16, its loss and weights, and those of each mistake, which differ from it."""
+
+    def draw() -> tuple[dict[str, Any], Any, dict[str, Any]]:
+        case = mixed_case(t, "bf16", steps=1) | {"max_norm": 1e6}  # clipping is another check
+        return case, mixed_steps(case), {text: mixed_steps(case, way) for text, way in IN_AUTOCAST.items()}
+
+    def tells(drawn: tuple[dict[str, Any], Any, dict[str, Any]]) -> bool:
+        _, right, others = drawn
+        return all(not near(flat(other[1]), flat(right[1]), 0, 2e-5) for other in others.values())
+
+    return t.draw_until(draw, tells)
+
+
 @check("mixed", points=2, seconds=30)
 def check_autocast(student, t):
     "Forward runs in the low precision, backward outside of autocast"
-    case = mixed_case(t, "bf16")
-    losses, _, _, seen, backward, at_loss = mixed_of(student, t, case)
-    message = (
-        "the layers ran in {dtype}, not bfloat16: the forward belongs inside of torch.autocast(..., dtype)"
-    )
-    t.that(
-        all(dtype == "torch.bfloat16" for dtype in seen), message, dtype=str(seen[0]).removeprefix("torch.")
-    )
-    message = "the loss is computed outside of autocast: F.cross_entropy belongs inside of the `with` block"
-    t.that(all(at_loss), message)
-    message = "there were {got} backwards in {want} steps"
-    t.that(len(backward) == len(seen), message, got=len(backward), want=len(seen))
-    t.that(not any(backward), "backward ran inside of autocast: end the `with` block before it")
-    want, _ = fp32_twin(case)
-    value, right = t.number(losses[0], "the loss of the first step"), want[0]
+    case, (want_losses, want), wrong = telling_case(t)
+    losses, weights, _ = mixed_of(student, t, case)
+    value, right = t.number(losses[0], "the loss of the first step"), want_losses[0]
     t.that(abs(value / right / case["scale"] - 1) > 0.2, "the loss that is returned is the scaled one")
-    t.close(value, right, "the loss of the first step", rtol=0.1, atol=0.05)
+    mistakes = {message: flat(moved) for message, (_, moved) in wrong.items()}
+    wrong_if(t, flat(weights), flat(want), mistakes, rtol=0, atol=1e-6)
+    same(t, weights[0], want[0], "weight {i} after the step in bf16", rtol=1e-5, atol=5e-6)
+    t.close(value, right, "the loss of the first step", rtol=1e-4)
+    device = t.choice(("hpu", "xpu", "mtia"))
+    on = student.run(elsewhere, device=device, sizes=[t.integer(3, 5), 4, 3])
+    message = (
+        "With images on the device {device} autocast is off in the model: pass the type of the device of "
+        "the images to torch.autocast."
+    )
+    t.that(on is True, message, device=device)
 
 
 @check("mixed", points=1, seconds=30)
 def check_updated(student, t):
     "After an overflow the scale falls and the weights stay"
     case = mixed_case(t, "fp32", steps=3, overflow_at=1)
-    _, weights, scales, *_ = mixed_of(student, t, case)
+    _, weights, scales = mixed_of(student, t, case)
     message = "not tested yet: the first step changes no weight, see the first check"
     t.that(not near(weights[0], case["seed_weights"]), message)
     message = "an overflow in step 2 changed the weights: use scaler.step(optimizer)"

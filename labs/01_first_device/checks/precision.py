@@ -108,31 +108,17 @@ def check_finite(student, t):
 # -- 3 · scaler
 
 
-@scenario
-def scaler_run(student, weight, inputs, rate, options, early, saved_at):
+def run_steps(scaler, weight, inputs, rate, early):
     """The weights and the scales after each step of a run; ``early``: unscale_ is called before step.
 
-    Half of the weights are in the second param group of the optimiser. At step ``saved_at`` a new scaler
-    loads the state of the old one, which was saved in a file: numbers and tensors.
+    Half of the weights are in the second param group of the optimiser.
     """
-    import io
-
-    import torch
-
     parameter = torch.nn.Parameter(weight.clone())
     frozen = torch.nn.Parameter(torch.zeros(2))  # has no gradient
     other = torch.nn.Parameter(weight.clone())
     optimizer = torch.optim.SGD([{"params": [frozen, parameter]}, {"params": [other]}], lr=rate, momentum=0.9)
-    scaler = student.LossScaler(**options)
     weights, scales, scaled, others = [], [], [], []
-    for number, x in enumerate(inputs):
-        if number == saved_at:
-            file = io.BytesIO()
-            torch.save(scaler.state_dict(), file)
-            file.seek(0)
-            state = torch.load(file, weights_only=True)
-            scaler = student.LossScaler(**{**options, "init_scale": 1.0})
-            scaler.load_state_dict(state)
+    for x in inputs:
         optimizer.zero_grad()
         loss = (parameter * x).sum() + (other * x).sum()
         plain = loss.detach().clone()
@@ -151,6 +137,42 @@ def scaler_run(student, weight, inputs, rate, options, early, saved_at):
     return [weights, scales, scaled, others]
 
 
+@scenario
+def scaler_run(student, options, refused, **case):
+    """The run of a scaler without the classes that are refused."""
+    from dlo_lib.grading.checks.own_work import without
+
+    with without(*refused):
+        return run_steps(student.LossScaler(**options), **case)
+
+
+@scenario
+def saved_scaler(student, options, refused, **case):
+    """The same, and the bytes of a file with the state of the scaler."""
+    import io
+
+    from dlo_lib.grading.checks.own_work import without
+
+    with without(*refused):
+        scaler, file = student.LossScaler(**options), io.BytesIO()
+        found = run_steps(scaler, **case)
+        torch.save(scaler.state_dict(), file)
+    return [*found, torch.tensor(list(file.getvalue()), dtype=torch.uint8)]
+
+
+@scenario
+def resumed_scaler(student, options, refused, file, **case):
+    """The run of a new scaler, with another first scale, that loads this state: numbers and tensors."""
+    import io
+
+    from dlo_lib.grading.checks.own_work import without
+
+    with without(*refused):
+        scaler = student.LossScaler(**{**options, "init_scale": 1.0})
+        scaler.load_state_dict(torch.load(io.BytesIO(bytes(file.tolist())), weights_only=True))
+        return run_steps(scaler, **case)
+
+
 def case_of(t, overflows: list[bool], interval: int) -> dict[str, Any]:
     """A run whose gradients overflow in the given steps."""
     inputs = []
@@ -159,8 +181,8 @@ def case_of(t, overflows: list[bool], interval: int) -> dict[str, Any]:
         if overflow:
             x[t.integer(0, 3)] = float("inf")
         inputs.append(x)
-    options = {"init_scale": 2.0 ** t.integer(4, 12), "growth_factor": 2.0, "backoff_factor": 0.5}
-    options["growth_interval"] = interval
+    options = {"init_scale": 2.0 ** t.integer(4, 12), "growth_interval": interval}
+    options |= {"growth_factor": t.choice((1.5, 3.0, 4.0)), "backoff_factor": t.choice((0.25, 0.75))}
     return {"weight": t.normal(4), "inputs": inputs, "rate": 0.01, "options": options}
 
 
@@ -171,11 +193,25 @@ def overflow_pattern(t, interval: int) -> list[bool]:
     return [False] * first + [True] + [False] * (2 * interval) + [True, True] + [False]
 
 
-def run_of(student, t, case: dict[str, Any], early: bool = False, saved_at: int = -1) -> tuple[Any, ...]:
+HIDDEN = "An attribute, such as `self.scale`, hides the method of the same name: call it `self._scale`"
+COPIED = "This exercise asks you to write torch.amp.GradScaler: neither inherit from it, nor keep one inside"
+CAUSES = {"LibraryUsed": COPIED, "object is not callable": HIDDEN}
+
+
+def refused(student) -> list[str]:
+    """Return the classes that an answer of one's own does not use."""
+    return ["torch.amp.GradScaler"] if student.is_own("LossScaler") else []
+
+
+def run_of(student, t, case: dict[str, Any], early: bool = False) -> tuple[Any, ...]:
     """Return the weights, the scales, what ``scale`` does, and the weights of the second group."""
-    hidden = "An attribute, such as `self.scale`, hides the method of the same name: call it `self._scale`"
-    with explaining({"object is not callable": hidden}):
-        result = student.run(scaler_run, early=early, saved_at=saved_at, **case)
+    with explaining(CAUSES):
+        result = student.run(scaler_run, early=early, refused=refused(student), **case)
+    return checked(t, case, result)
+
+
+def checked(t, case: dict[str, Any], result: object) -> tuple[Any, ...]:
+    """Return the parts of a result after a check of their types."""
     weights, scales, scaled, others = t.items(result, 4, "the result")
     count, shape = len(case["inputs"]), case["weight"].shape
     for weight in t.items(weights, count, "the weights"):
@@ -271,9 +307,11 @@ def check_scales(student, t):
     first = scales[overflows.index(True)]
     message = (
         "after the first overflow the scale is {got:.4g}, {ratio:.3g} times as large as before; the backoff "
-        "factor is 0.5"
+        "factor is {factor:g}"
     )
-    t.that(abs(first / before - 0.5) < 1e-6, message, got=first, ratio=first / before)
+    good = want[overflows.index(True) - 1] if overflows.index(True) else before
+    ratio, factor = first / good, case["options"]["backoff_factor"]
+    t.that(abs(ratio - factor) < 1e-6, message, got=first, ratio=ratio, factor=factor)
     same_scales(t, scales, want, overflows, interval)
 
 
@@ -284,7 +322,14 @@ def check_resume(student, t):
     overflows = [True] + [False] * (2 * interval)
     case = case_of(t, overflows, interval)
     saved_at = 1 + t.integer(2, interval - 1)  # between two changes of the scale
-    _, scales, *_ = run_of(student, t, case, saved_at=saved_at)
+    parts = [case | {"inputs": case["inputs"][place]} for place in (slice(saved_at), slice(saved_at, None))]
+    with explaining(CAUSES):
+        *first, file = t.items(
+            student.fresh(saved_scaler, early=False, refused=refused(student), **parts[0]), 5, "the result"
+        )
+        t.tensor(file, "the file", dtype=torch.uint8)
+        second = student.fresh(resumed_scaler, early=False, refused=refused(student), file=file, **parts[1])
+    scales = [*checked(t, parts[0], first)[1], *checked(t, parts[1], second)[1]]
     want = library_scales(overflows, case["options"])
     before = want[:saved_at]
     message = "not tested yet: the scale is wrong before the resume, see the check before"
