@@ -30,6 +30,7 @@ SLOWEST = 20
 TICKS = os.sysconf("SC_CLK_TCK")
 PROPERTY = "cpu_seconds"
 OUTCOMES = ("passed", "skipped", "failed")  # the last one that a report has is that of the test
+CHILDREN_ARE_LISTED = Path("/proc/self/task", str(os.getpid()), "children").exists()
 CRASH = "???"  # pytest-xdist's only report of a test whose process has died
 
 
@@ -174,22 +175,31 @@ def clock(seconds: float) -> str:
 
 def descendants(root: int) -> dict[int, float]:
     """The living descendants of the process ``root``: process id → seconds of CPU time, with those of its
-    children that it waited for."""
+    children that it waited for.
+
+    It looks at no other process, because it is called after each test: to read all of /proc took 5 ms.
+    """
     seconds: dict[int, float] = {}
-    children: dict[int, list[int]] = defaultdict(list)
-    for folder in os.listdir("/proc"):
-        if not folder.isdigit():
-            continue
+    todo = children(root)
+    while todo:
+        pid = todo.pop()
         try:
-            text = Path("/proc", folder, "stat").read_text()
+            text = Path("/proc", str(pid), "stat").read_text()
         except OSError:  # it has ended meanwhile
             continue
         fields = text.rpartition(")")[2].split()
-        children[int(fields[1])].append(int(folder))
-        seconds[int(folder)] = sum(map(int, fields[11:15])) / TICKS
-    found, todo = {}, [root]
-    while todo:
-        below = children[todo.pop()]
-        todo += below
-        found |= {pid: seconds[pid] for pid in below}
+        seconds[pid] = sum(map(int, fields[11:15])) / TICKS
+        todo += children(pid)
+    return seconds
+
+
+def children(pid: int) -> list[int]:
+    """The living children of a process, which any of its threads may have started; none if it has ended."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+    except OSError:
+        if not CHILDREN_ARE_LISTED:
+            raise
     return found
