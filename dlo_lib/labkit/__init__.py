@@ -13,6 +13,7 @@ Checks:
 Cells and figures:
 
 - ``figures``: the style of all figures
+- ``drawn_programs``: traces of trainings whose bottleneck is drawn
 - ``predictions``: numbers that students write before a measurement
 - ``predicted_bars``: bars with these numbers
 - ``side_by_side``: the student's form beside the standard library's

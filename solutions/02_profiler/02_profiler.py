@@ -940,9 +940,9 @@ print(f"usable on {card.title}: {card.usable_bytes / 2**30:.1f} GiB" if card els
 # two more keys, `dtype` and `shapes`. One cause costs most time, and a second one is beside it. Look at the table and the drawing. What is wrong?
 
 # %% id="unknown" tags=["demo", "read"]
-from checks import programs
+from dlo_lib.labkit import drawn_programs
 
-UNKNOWN = programs.unknown(programs.seed_of_login())
+UNKNOWN = drawn_programs.unknown(drawn_programs.seed_of_login())
 
 
 def of_steps(spans):

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.labkit.compare import near, same
+from dlo_lib.labkit.drawn_programs import CAUSES, Span, program
 
-from .programs import CAUSES, Span, program
 from .scenarios import overlap_of, predicted_of
 from .twins import flops_of, runs_of, ticks
 

@@ -1,6 +1,14 @@
-"""A model of traces: spans of a training on a GPU with `CUDA_LAUNCH_BLOCKING=1`, with which the thread of the
-steps waits for each kernel. Sizes, the place of the bottleneck and the noise are drawn; nothing is
-recorded."""
+"""Draw the trace of a training with a bottleneck: a different one for each student, and new ones for checks.
+
+A model makes the spans, as a profiler records them with ``record_shapes=True`` of a training on a GPU with
+``CUDA_LAUNCH_BLOCKING=1``, with which the thread of the steps waits for each kernel. Sizes, the place of the
+bottleneck and the noise are drawn; nothing is measured. A span is a dict; ``dtype`` is "" and ``shapes`` is
+empty if it is no operator::
+
+    {"name": str, "track": int, "begin": ms, "end": ms, "dtype": "float32", "shapes": [[rows, columns], ...]}
+
+Cost: about 10 ms for a program with 500 spans.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +67,7 @@ class Plan:
         return total * self.share(layer) / 3
 
 
-def drawn_plan(t, main: str, second: str) -> Plan:
+def drawn_plan(t: Trial, main: str, second: str) -> Plan:
     """Draw a training in which the cause `main` takes most time, and `second` about half of it; "" is no
     cause."""
     sizes = [64 * t.integer(8, 20) for _ in range(t.integer(5, 7))]
@@ -85,7 +93,7 @@ def drawn_plan(t, main: str, second: str) -> Plan:
 class Trace:
     """The spans of one track, which begin one after another from `now`, in ms."""
 
-    t: Any
+    t: Trial
     track: int = MAIN
     now: float = 0.0
     spans: list[Span] = field(default_factory=list)
@@ -214,7 +222,7 @@ def again(trace: Trace, plan: Plan, ms: float) -> None:
         forward(trace, plan, layer, max(0.02, ms / rounds * plan.share(layer) - RELU))
 
 
-def program(t, main: str = "", second: str = "", outside: bool = False) -> list[Span]:
+def program(t: Trial, main: str = "", second: str = "", outside: bool = False) -> list[Span]:
     """Draw the spans of some steps of a training, sorted. The cause `main` costs most time, `second` about
     half of it. With `outside`, much happens before the steps and on another track."""
     plan, trace = drawn_plan(t, main, second), Trace(t)
