@@ -7,14 +7,14 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dlo_lib.tiles.faults import TileError
-from dlo_lib.tiles.memory import Buffer, Pointer
+from dlo_lib.tiles.memory import SECTOR, Buffer, Pointer
 from dlo_lib.tiles.program import Program, read_program
 from dlo_lib.tiles.state import TileMachine
 from dlo_lib.tiles.values import Runtime
@@ -36,6 +36,11 @@ class Traffic:
         flops: floating-point operations: 2 m n k for a product, one for each element of another operation.
         programs: the number of programs.
         undefined: a load had lanes outside of its mask and no ``other``, so their values are undefined.
+        most_held: the most elements that the variables of one program hold at one time, in tiles that are no
+            masks: a tile that another name still has counts again.
+        most_written: the most bytes that one program stores to each argument.
+        sectors: bytes of the sectors of 32 bytes that pass between each argument and the programs, which is
+            what a GPU moves: each load and each store passes each sector that it touches once.
     """
 
     read: Mapping[str, int]
@@ -44,6 +49,9 @@ class Traffic:
     flops: int
     programs: int
     undefined: bool = False
+    most_held: int = 0
+    most_written: Mapping[str, int] = field(default_factory=dict)
+    sectors: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -103,8 +111,8 @@ def _run(kernel: str | Program, grid: Sequence[int], args: Mapping[str, Any], mo
     sizes = _grid(grid)
     machine = TileMachine(sizes, most_work)
     names, buffers = _arguments(program, args)
-    for machine.number, machine.program in enumerate(itertools.product(*map(range, sizes))):
-        machine.names = dict(names)
+    for number, place in enumerate(itertools.product(*map(range, sizes))):
+        machine.begin(number, place, dict(names))
         try:
             program.body(machine)
         except TileError as error:
@@ -132,7 +140,17 @@ def _run(kernel: str | Program, grid: Sequence[int], args: Mapping[str, Any], mo
         if buffer.written
     }
     undefined = any(buffer.undefined for buffer in buffers.values())
-    return Traffic(read, written, machine.largest_tile, machine.flops, math.prod(sizes), undefined)
+    return Traffic(
+        read,
+        written,
+        machine.largest_tile,
+        machine.flops,
+        math.prod(sizes),
+        undefined,
+        machine.most_held,
+        {name: buffers[name].most_written * buffers[name].tensor.element_size() for name in written},
+        {name: buffer.sectors * SECTOR for name, buffer in buffers.items() if buffer.sectors},
+    )
 
 
 def _locate(error: TileError, machine: TileMachine, program: Program) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from dlo_lib.tiles.faults import TileError
 
 NOT_USED, SEVERAL = -1, -2
+SECTOR = 32  # bytes
 UNDEFINED_INT = -(2**31)
 NO_MASK = "a mask must exclude the lanes after the end"
 INCOMPLETE_MASK = (
@@ -38,7 +39,10 @@ class Buffer:
     readers: Tensor | None = field(init=False, default=None)
     read: int = 0
     written: int = 0
+    most_written: int = 0
+    sectors: int = 0
     undefined: bool = False
+    _writer: tuple[int, int] = (NOT_USED, 0)
 
     def __post_init__(self) -> None:
         sizes, strides = self.tensor.shape, self.tensor.stride()
@@ -56,6 +60,7 @@ class Buffer:
         active = offsets.reshape(-1) if mask is None else offsets[mask]
         self._require_elements(active, "reads", mask is not None)
         self.read += active.numel()
+        self._count_sectors(active)
         self._note_reading(active, program)
         if mask is None:
             return torch.take(self.flat, offsets)
@@ -76,11 +81,26 @@ class Buffer:
         chosen = (value.reshape(-1) if mask is None else value[mask]).to(self.flat.dtype)
         self._require_elements(active, "writes", mask is not None)
         self.written += active.numel()
+        self._count_sectors(active)
+        last, stored = self._writer  # programs run one after another
+        self._writer = program, active.numel() + (stored if last == program else 0)
+        self.most_written = max(self.most_written, self._writer[1])
         if atomic:
             self.flat.index_put_((active,), chosen, accumulate=True)
             return
         self._note_writing(active, program)
         self.flat[active] = chosen
+
+    def _count_sectors(self, active: Tensor) -> None:
+        """Count the sectors that one access to these addresses touches."""
+        if not active.numel():
+            return
+        each = SECTOR // self.flat.element_size()
+        low, high = (int(address) for address in active.aminmax())
+        if high - low < active.numel():
+            self.sectors += high // each - low // each + 1
+        else:
+            self.sectors += torch.unique(active // each).numel()
 
     def _require_elements(self, active: Tensor, does: str, masked: bool) -> None:
         if not active.numel():

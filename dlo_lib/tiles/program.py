@@ -19,9 +19,10 @@ from dlo_lib.tiles import language
 from dlo_lib.tiles.cures import dtype_cure, instead_of
 from dlo_lib.tiles.faults import TileError
 from dlo_lib.tiles.functions import FUNCTIONS, subscript, to, trans
+from dlo_lib.tiles.kinds import kind_of, require_same_kind
 from dlo_lib.tiles.memory import Pointer
 from dlo_lib.tiles.state import TileMachine
-from dlo_lib.tiles.values import DTYPES, LARGEST_INT, Runtime, binary, describe, truth
+from dlo_lib.tiles.values import DTYPES, LARGEST_INT, Runtime, binary, truth
 
 Evaluate = Callable[["TileMachine"], Any]
 LONGEST_TEXT = 20_000
@@ -153,7 +154,7 @@ class _Reader:
             case ast.Name(id=name):
 
                 def assign(machine: TileMachine) -> None:
-                    machine.names[name] = value(machine)
+                    machine.assign(name, value(machine))
 
                 return assign
             case ast.Tuple(elts=elements) if all(isinstance(each, ast.Name) for each in elements):
@@ -163,7 +164,8 @@ class _Reader:
                     values = value(machine)
                     if not isinstance(values, tuple) or len(values) != len(names):
                         raise TileError("there should be {count} values on the right", count=len(names))
-                    machine.names.update(zip(names, values))
+                    for name, each in zip(names, values):
+                        machine.assign(name, each)
 
                 return spread
         raise TileError("assign to a name: tiles are values, and tl.store writes to memory")
@@ -190,13 +192,13 @@ class _Reader:
                 raise TileError("the bounds of a loop should be whole numbers, not tiles")
             if len(limits) == 3 and limits[2] == 0:
                 raise TileError("the step of a loop is 0")
-            before = {key: _kind(value) for key, value in machine.names.items()}
+            before = {key: kind_of(value) for key, value in machine.names.items()}
             for index in range(*limits):
                 machine.add_work(1 + len(before) // 2)
                 machine.names[name] = Runtime(index)
                 body(machine)
                 for key, kind in before.items():
-                    _require_same_kind(key, kind, machine.names[key], line)
+                    require_same_kind(key, kind, machine.names[key], line)
 
         return run
 
@@ -370,21 +372,3 @@ class _Reader:
             text = node.value[:20]
             return lambda machine: text
         return self.expression(node)
-
-
-def _kind(value: Any) -> tuple[str, Any, Any]:
-    """Return what a variable of a loop must keep: pointer, tile or number, dtype and shape."""
-    if isinstance(value, Pointer):
-        return describe(value), value.buffer, value.offsets.shape
-    return describe(value), getattr(value, "dtype", None), getattr(value, "shape", ())
-
-
-def _require_same_kind(name: str, before: tuple[str, Any, Any], value: Any, line: int) -> None:
-    after = _kind(value)
-    weak = before[1] is None and not after[2]  # a number that becomes a tile without dimensions
-    if before[1:] != after[1:] and not weak:
-        message = (
-            "{name} is {before} before the loop and {after} after its first pass: a variable of a loop "
-            "keeps its dtype and its shape, so create it with those of its results"
-        )
-        raise TileError(message, line=line, name=name, before=before[0], after=after[0])

@@ -5,9 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dlo_lib.tiles.faults import TileError
+
+
+def numbers_in(value: Any) -> int:
+    """Return the elements of the tile, or of the tiles of the tuple, without those of masks."""
+    if isinstance(value, tuple):
+        return sum(numbers_in(each) for each in value)
+    return value.numel() if isinstance(value, Tensor) and value.dtype != torch.bool else 0
 
 
 @dataclass
@@ -23,6 +31,18 @@ class TileMachine:
     flops: int = 0
     work: int = 0
     names: dict[str, Any] = field(default_factory=dict)
+    held: int = 0
+    most_held: int = 0
+
+    def begin(self, number: int, program: tuple[int, ...], names: dict[str, Any]) -> None:
+        """Begin a program, which has these variables."""
+        self.number, self.program, self.names, self.held = number, program, names, 0
+
+    def assign(self, name: str, value: Any) -> None:
+        """Give a variable its value, and count what the variables hold together."""
+        self.held += numbers_in(value) - numbers_in(self.names.get(name))
+        self.most_held = max(self.most_held, self.held)
+        self.names[name] = value
 
     def count(self, result: Tensor, flops: int | None = None) -> Tensor:
         """Count an operation with this result; return the result."""

@@ -140,6 +140,8 @@ def describe(value: Any) -> str:
         return f"{dtype} {tuple(value.shape)}" if value.ndim else f"{dtype}"
     if isinstance(value, Pointer):
         return f"a pointer {tuple(value.offsets.shape)}"
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
     return (
         f"a number ({type(value).__mro__[-2].__name__})" if isinstance(value, int | float) else "this value"
     )

@@ -288,3 +288,50 @@ def test_a_function_without_text_has_no_source(monkeypatch) -> None:
 def test_sizes() -> None:
     assert [triton.cdiv(n, 4) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]
     assert [triton.next_power_of_2(n) for n in (1, 2, 3, 16, 17)] == [1, 2, 4, 16, 32]
+
+
+def counted(*lines: str, programs: int) -> triton.Traffic:
+    """What a kernel with these lines moves, of x and y with 64 elements."""
+    args = {"x_ptr": torch.arange(64.0), "y_ptr": torch.zeros(64), "n": 64}
+    return triton.run(body(*lines), (programs,), args)
+
+
+def test_traffic_has_what_one_program_writes_and_the_sectors_that_a_gpu_moves() -> None:
+    copy = "tl.store(y_ptr + lane, tl.load(x_ptr + lane))"
+    near = counted("lane = tl.program_id(0) * 16 + tl.arange(0, 16)", copy, programs=4)
+    assert near.most_written == {"y_ptr": 64}
+    assert near.sectors == {"x_ptr": 256, "y_ptr": 256}
+    apart = counted("lane = tl.program_id(0) + 4 * tl.arange(0, 16)", copy, programs=4)
+    assert (apart.read, apart.written, apart.most_written) == (near.read, near.written, near.most_written)
+    assert apart.sectors == {"x_ptr": 1024, "y_ptr": 1024}, "16 lanes of a load touch 8 sectors of 32 bytes"
+    alone = counted(
+        "if tl.program_id(0) == 0:",
+        "    for start in range(0, n, 16):",
+        "        lane = start + tl.arange(0, 16)",
+        "        " + copy,
+        programs=4,
+    )
+    assert alone.most_written == {"y_ptr": 256}
+
+
+def test_traffic_has_what_the_variables_of_a_program_hold_at_one_time() -> None:
+    lines = [f"x{i} = tl.load(x_ptr + {16 * i} + tl.arange(0, 16))" for i in range(4)]
+    stored = "tl.store(y_ptr + tl.arange(0, 16), x0)"
+    assert counted(*lines, stored, programs=1).most_held == 64
+    assert counted(*lines, "x1, x2, x3 = (0, 0, 0)", "x4 = x0 + 1", stored, programs=1).most_held == 64
+    assert counted("pair = (tl.load(x_ptr + tl.arange(0, 16)), tl.arange(0, 8))", programs=2).most_held == 24
+    assert counted("mask = tl.arange(0, 16) < 4", programs=1).most_held == 0, "a mask is no tile of numbers"
+
+
+def test_a_tuple_keeps_its_form_in_a_loop() -> None:
+    tile = "tl.load(x_ptr + tl.arange(0, 16))"
+    for growing in ("kept = (x, kept)", "kept = (x, x, 0.0)", "kept = (tl.max(x, 0), x)"):
+        message = refusal("kept = (0.0, 0.0)", "for i in range(0, 2):", f"    x = {tile}", f"    {growing}")
+        assert "not for a growing list" in message
+    pair = ["state = (0.0, 1)", "for i in range(0, 2):", f"    state = (tl.sum({tile}, 0), i)"]
+    result = launch(
+        *pair,
+        "total, last = state",
+        "tl.store(y_ptr + tl.arange(0, 16), total + tl.zeros((16,), tl.float32))",
+    )
+    assert float(result[0]) == 120.0
