@@ -939,7 +939,7 @@ print(f"usable on {card.title}: {card.usable_bytes / 2**30:.1f} GiB" if card els
 # a bottleneck that is drawn cannot be recorded here. The model runs with `CUDA_LAUNCH_BLOCKING=1`: each operator waits for its kernel, so the thread of the steps shows all times. It also records dtypes and shapes (`profile(record_shapes=True)`): each span has
 # two more keys, `dtype` and `shapes`. One cause costs most time, and a second one is beside it. Look at the table and the drawing. What is wrong?
 
-# %% id="unknown" tags=["demo", "read"]
+# %% id="unknown" tags=["demo"]
 from dlo_lib.labkit import drawn_programs
 
 UNKNOWN = drawn_programs.unknown(drawn_programs.seed_of_login())
@@ -956,7 +956,7 @@ def with_dtypes(spans, count=14):
     number = sum(span["name"].startswith("ProfilerStep") for span in spans)
     rows = {}
     for span, own, within in zip(spans, self_times(spans), phase_of(spans)):
-        row = within, span["name"][-24:], span["dtype"], str(span["shapes"])[:28]
+        row = within, span["name"][:24], span["dtype"], str(span["shapes"])[:28]
         calls, total = rows.get(row, (0, 0.0))
         rows[row] = calls + 1, total + own
     columns = "{:10} {:24} {:8} {:28} {:>6} {:>9}".format
@@ -992,7 +992,7 @@ predicted_without = {"without the bottleneck": None}
 # | `"loader"` | the phase `load` and the spans within it that are no operators: Python waits for the data |
 #
 # A span belongs to the first of these rows that fits. Only the steps count, and what is within them, on their track. The phases are `load`, `forward`, `backward`, `optimizer` and `metrics`, each directly within a step. In the list,
-# the spans of `forward` come before those of the later phases. Use your `parents` and `self_times`, and no name of another cell.
+# the spans of `forward` come before those of the later phases. Use your `parents` and `self_times`, and no name of a demo.
 
 # %% nbgrader={"grade_id": "diagnose", "solution": true}
 def diagnose(spans: list[dict]) -> str:
