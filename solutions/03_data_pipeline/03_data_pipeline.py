@@ -368,7 +368,7 @@ for name, own in (("a generator in the data set", True), ("numpy.random, the glo
 #
 # - The numbers differ between workers and between epochs.
 # - They differ between **ranks** too. All ranks usually call `torch.manual_seed` with the same number, and then `.seed` is the same on every rank. It is *base + worker*, so
-#   `seed + rank` gives worker 1 of rank 0 and worker 0 of rank 1 the same numbers. `default_rng` accepts a list of integers and mixes them well.
+#   `seed + rank` gives worker 1 of rank 0 and worker 0 of rank 1 the same numbers, and `seed + 10 * rank` those of worker 10. `default_rng` accepts a list of integers and mixes them well.
 # - The same seed gives the same numbers, so that a run can be repeated.
 
 # %% nbgrader={"grade_id": "seed_worker", "solution": true}
@@ -883,7 +883,7 @@ figures.stopping(curves, stopped)
 # Write `ResumableOrder`, a batch sampler:
 #
 # - Iterating yields the batches of the current epoch, lists of indices, from the first batch that the training has not used yet. Each epoch has all indices from 0 to `size - 1` once, in an order that depends only on the seed and the number of the
-#   epoch, and that differs from epoch to epoch. `seed + epoch` is no seed for it: epoch 1 of seed 0 would have the order of epoch 0 of seed 1.
+#   epoch, and that differs from epoch to epoch. `seed + epoch` is no seed for it: epoch 1 of seed 0 would have the order of epoch 0 of seed 1. Nor is `10 * seed + epoch`: a training has a hundred epochs.
 # - The last batch may be smaller. The next iteration after a complete epoch is the next epoch.
 # - The order takes its random numbers from a separate `torch.Generator`, not from the global one (`torch.manual_seed`), from which the training draws too, for example in dropout.
 # - `generator` is a `torch.Generator` with the seed `seed`; the training draws its augmentations from it. The order must not use it.

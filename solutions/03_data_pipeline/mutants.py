@@ -149,6 +149,12 @@ MUTANTS = [
         replace={"[info.seed, rank]": "info.seed + rank"},
     ),
     Mutant(
+        "Seed and ten times the rank are added",
+        "check_ranks_differ",
+        says="a sum of seed and rank is the same for both",
+        replace={"[info.seed, rank]": "info.seed + 10 * rank"},
+    ),
+    Mutant(
         "The generator takes its seed from the system",
         "check_repeatable",
         says="no run can be repeated",
@@ -722,6 +728,25 @@ MUTANTS = [
         replace={"1_000_003 * self.seed + self.epoch": "self.seed + self.epoch"},
     ),
     Mutant(
+        "Ten times the seed and the epoch are added",
+        "check_epochs",
+        says="seed + epoch mixes them",
+        replace={"1_000_003 * self.seed + self.epoch": "10 * self.seed + self.epoch"},
+    ),
+    Mutant(
+        "The position stays in a global and is not in the state",
+        "check_resumed",
+        says="begins the epoch again",
+        replace={
+            'return {"epoch": self.epoch, "used": self.used,': """
+            globals()["kept"] = self.epoch, self.used
+            return {"epoch": self.epoch,
+            """,
+            'self.epoch, self.used = state["epoch"], state["used"]': 'self.epoch, self.used = globals().get("kept", (state["epoch"], 0))',
+        },
+        also=["check_prefetched", "check_end_of_epoch", "check_first_epoch"],
+    ),
+    Mutant(
         "The order comes from the global generator",
         "check_resumed",
         says="the order depends on more than seed and epoch",
@@ -832,8 +857,6 @@ MUTANTS = [
             'self.generator.set_state(state["generator"])': 'self.generator = state["generator"]',
         },
         also=[
-            "check_epochs",
-            "check_global",
             "check_prefetched",
             "check_end_of_epoch",
             "check_augmentation",

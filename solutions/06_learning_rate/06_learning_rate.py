@@ -354,7 +354,8 @@ lab.check("warmup")
 #   **last** step, `steps - 1`; it stays there;
 # - momentum: the same two halves, from `high` to `low` and back to `high`, where it stays.
 #
-# `between` is half a cosine from one value to another; use it for all four halves.
+# `between` is half a cosine from one value to another; use it for all four halves. Write the formula yourself:
+# `torch.optim.lr_scheduler.OneCycleLR` comes in the last section.
 
 # %% id="between"
 def between(a: float, b: float, share: float) -> float:
@@ -441,7 +442,7 @@ figures.schedules(
 #
 # **Core · 14 min · ●●○**
 #
-# PyTorch's schedulers are objects that refer to an optimiser. Write one for any factor:
+# PyTorch's schedulers are objects that refer to an optimiser. Write one for any factor, without theirs:
 #
 # - the constructor records the **peak** of each parameter group (`group["lr"]`), and sets each rate to
 #   $\mathrm{peak} \times \mathrm{factor}(0)$;

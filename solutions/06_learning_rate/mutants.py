@@ -82,6 +82,16 @@ MUTANTS = [
         says="restore the mode",
         replace={"model.train(was_training)": ""},
     ),
+    Mutant(
+        "No test is made",
+        "check_modes",
+        says="does not return the losses of its steps",
+        answer="""
+        def range_test(model, loss_of, batches, rates):
+            return [0.0]
+        """,
+        also=("check_range_losses", "check_range_weights_back", "check_buffers_back"),
+    ),
     # -- smoothed
     Mutant(
         "The mean starts at 0 and is not corrected",
@@ -260,6 +270,30 @@ MUTANTS = [
         says="1 - sqrt",
         replace={"math.sqrt(done / decay)": "done / decay"},
     ),
+    Mutant(
+        "OneCycleLR of PyTorch computes the factors",
+        "check_cycle_rise",
+        says="do not use one in it",
+        answer="""
+        def one_cycle(step, top, steps, start, final, low, high):
+            optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=high)
+            scheduler = torch.optim.lr_scheduler.OneCycleLR(
+                optimizer,
+                1.0,
+                steps,
+                pct_start=(top + 1) / steps,
+                div_factor=1 / start,
+                final_div_factor=start / final,
+                base_momentum=low,
+                max_momentum=high,
+            )
+            for _ in range(min(step, steps - 1)):
+                optimizer.step()
+                scheduler.step()
+            return optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]
+        """,
+        also=("check_cycle_fall", "check_cycle_momentum", "check_cycle_end"),
+    ),
     # -- follow
     Mutant(
         "All groups start with the rate of the first",
@@ -343,7 +377,39 @@ MUTANTS = [
         "The state holds the function",
         "check_plain_state",
         says="a dict of numbers and lists of numbers",
+        replace={
+            '"peaks": list(self.peaks)}': '"peaks": list(self.peaks), "more": (torch.tensor(self.done),)}'
+        },
+    ),
+    Mutant(
+        "The state holds the function, which no file can hold",
+        "check_resume",
+        says="your code raised",
         replace={'"peaks": list(self.peaks)}': '"peaks": list(self.peaks), "factor": self.factor}'},
+        also=("check_saved_peaks", "check_plain_state"),
+    ),
+    Mutant(
+        "The peaks and the steps stay in the class",
+        "check_resume",
+        says="set them at once",
+        replace={
+            'return {"done": self.done, "peaks": list(self.peaks)}': """
+            Follow.kept = self.done, self.peaks
+            return {}
+            """,
+            'self.done, self.peaks = state["done"], list(state["peaks"])': 'self.done, self.peaks = getattr(Follow, "kept", (0, self.peaks))',
+        },
+        also=("check_saved_peaks",),
+    ),
+    Mutant(
+        "The class inherits from LambdaLR",
+        "check_follow",
+        says="do not use one in it",
+        answer="""
+        class Follow(torch.optim.lr_scheduler.LambdaLR):
+            pass
+        """,
+        also=("check_groups", "check_resume", "check_saved_peaks", "check_plain_state"),
     ),
     # -- batch
     Mutant(

@@ -14,7 +14,7 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.labkit.compare import same, wrong_if
 
-from .scenarios import trained, watched
+from .scenarios import orders, resumed, saved, trained, watched
 from .twins import stopped, stopped_by_share
 
 # -- 8 · scaling
@@ -300,23 +300,32 @@ def check_best_weights(student, t):
 # -- 10 · resume
 
 
-def run_of(student, t, stop_in: int, ahead: int, at_end: bool = False) -> dict[str, Any]:
-    """Run three epochs, and again with a stop in epoch ``stop_in``, ``at_end`` before its last step; return
-    the steps of both runs."""
+def run_of(
+    student, t, stop_in: int, ahead: int, at_end: bool = False, resumes: bool = True
+) -> dict[str, Any]:
+    """Run three epochs, and again with a stop in epoch ``stop_in``, ``at_end`` before its last step, and a
+    resume in another process; return the steps of both runs, without ``resumes`` of the first one."""
     batch, full = t.integer(3, 5), t.integer(4, 6)
     size, seed = batch * full + t.integer(1, batch - 1), t.integer(1, 10**6)
     per_epoch = full + 1
-    stop = stop_in * per_epoch + (full if at_end else t.integer(1, full - 1 - ahead))
-    case = {"size": size, "batch": batch, "seed": seed, "steps": 3 * per_epoch, "stop": stop, "ahead": ahead}
-    case["common"] = t.integer(1, 10**6)
-    whole, before, after = t.items(readable(t, student.run(trained, **case)), 3, "the result")
+    stop, steps = stop_in * per_epoch + (full if at_end else t.integer(1, full - 1 - ahead)), 3 * per_epoch
+    case, common = {"size": size, "batch": batch, "seed": seed, "ahead": ahead}, t.integer(1, 10**6)
+    whole = student.run(trained, **case, steps=steps, common=common)
     message = (
         "three epochs of {size} images in batches of {batch} have {want} steps, not {got}: is there an "
         "epoch after the first one, with an incomplete last batch?"
     )
-    t.that(len(whole) == case["steps"], message, size=size, batch=batch, want=case["steps"], got=len(whole))
-    epochs = [images(whole[begin : begin + per_epoch]) for begin in range(0, 3 * per_epoch, per_epoch)]
-    return case | {"whole": whole, "before": before, "after": after, "epochs": epochs}
+    got = len(whole) if type(whole) is list else 0
+    t.that(got == steps, message, size=size, batch=batch, want=steps, got=got)
+    epochs = [images(whole[begin : begin + per_epoch]) for begin in range(0, steps, per_epoch)]
+    found = case | {"steps": steps, "stop": stop, "common": common, "whole": whole, "epochs": epochs}
+    if not resumes:
+        return found
+    result = readable(t, student.fresh(saved, **case, steps=stop, common=common + 1))
+    before, file = t.items(result, 2, "the result")
+    t.tensor(file, "the file", dtype=torch.uint8)
+    after = student.fresh(resumed, file=file, **case, steps=steps - stop, common=common + 2)
+    return found | {"before": before, "after": after}
 
 
 def readable(t, found: Any) -> Any:
@@ -348,31 +357,44 @@ def every_image_once(t, found: dict[str, Any], message: str) -> None:
 @check("resume", points=2)
 def check_epochs(student, t):
     "Each epoch has every image once, in a new order"
-    found = run_of(student, t, 1, 0)
-    size, batch, orders = found["size"], found["batch"], found["epochs"]
+    found = run_of(student, t, 1, 0, resumes=False)
+    size, batch, epochs = found["size"], found["batch"], found["epochs"]
     every_image_once(t, found, "epoch {epoch} lacks {missing} of {size} images, or has some twice")
-    for epoch, batches in enumerate(orders):
+    for epoch, batches in enumerate(epochs):
         sizes = [len(indices) for indices in batches]
         message = "the batches of epoch {epoch} have {sizes} images, expected {batch}"
         t.that(set(sizes[:-1]) == {batch}, message, epoch=epoch, sizes=sizes, batch=batch)
     message = "two epochs have the same order: it depends on the number of the epoch"
-    t.that(orders[0] != orders[1] != orders[2] != orders[0], message)
-    t.that(list(itertools.chain(*orders[0])) != list(range(size)), "the order is not random")
+    t.that(epochs[0] != epochs[1] != epochs[2] != epochs[0], message)
+    t.that(list(itertools.chain(*epochs[0])) != list(range(size)), "the order is not random")
     kinds = sorted({kind for step in found["whole"] for kind in step[3]})
     message = (
         "the iterator yields {kinds}: a batch is a list of Python integers, .tolist(). Not every data set "
         "takes a tensor or an array as an index"
     )
     t.that(kinds == ["int", "list"], message, kinds=kinds)
-    next_seed = {"size": size, "batch": batch, "seed": found["seed"] + 1, "steps": len(orders[0])}
-    result = student.run(trained, **next_seed, stop=1, ahead=0, common=1)
-    other = images(t.items(result, 3, "the result")[0])
-    t.that(other != orders[0], "two seeds give the same order")
-    message = (
-        "an epoch has the order of the next seed's first one: seed + epoch mixes them. Use, for example, "
-        "1_000_003 * seed + epoch"
+    different_seeds(student, t, found)
+
+
+OFFSETS = (1, 10, 100, 1000)  # between two seeds
+
+
+def different_seeds(student, t, found: dict[str, Any]) -> None:
+    """Check that no epoch has the order of the first epoch of another seed."""
+    seeds = [found["seed"], *(found["seed"] + offset for offset in OFFSETS)]
+    rows = student.run(
+        orders, size=found["size"], batch=found["batch"], seeds=seeds, epochs=[102, 1, 1, 1, 1]
     )
-    t.that(other not in orders, message)
+    own, *others = t.items(rows, len(seeds), "the orders")
+    own = t.items(own, 102, "the orders of 102 epochs")
+    message = (
+        "epoch {epoch} has the order of the first epoch of the seed that is {offset} larger: a sum such as "
+        "seed + epoch mixes them. Use, for example, 1_000_003 * seed + epoch"
+    )
+    for offset, (first,) in zip(OFFSETS, (t.items(other, 1, "the order of an epoch") for other in others)):
+        t.that(first != own[0], "two seeds give the same order")
+        epoch = own.index(first) if first in own else -1
+        t.that(epoch < 0, message, epoch=epoch, offset=offset)
 
 
 def same_images(t, found: dict[str, Any], lesson: str) -> None:
@@ -393,7 +415,7 @@ def same_images(t, found: dict[str, Any], lesson: str) -> None:
 @check("resume", points=1)
 def check_global(student, t):
     "The global random numbers of the training are left alone"
-    found = run_of(student, t, 1, 0)
+    found = run_of(student, t, 1, 0, resumes=False)
     common = found["common"]
     of_torch = torch.Generator().manual_seed(common)
     of_numpy, of_python = np.random.RandomState(common), random.Random(common)

@@ -22,12 +22,43 @@ def times_of(t, low: int, high: int, count: int) -> list[float]:
     return [t.integer(low, high) / 64 for _ in range(count)]
 
 
+class Clock:
+    """A loader and a step that move a clock, which the check keeps; the student's code calls its methods."""
+
+    def __init__(self, start: float, loads: list[float], durations: list[float]) -> None:
+        self.start, self.loads, self.durations = start, loads, durations
+        self.now, self.loaded = 100.0, 0
+
+    def begin(self) -> None:
+        """Start the loader."""
+        self.now += self.start
+
+    def load(self) -> int | None:
+        """Return the next batch, which is its number; None at the end."""
+        if self.loaded == len(self.loads):
+            return None
+        self.now += self.loads[self.loaded]
+        self.loaded += 1
+        return self.loaded - 1
+
+    def step(self, batch: int) -> None:
+        """Compute with a batch."""
+        self.now += self.durations[batch]
+
+    def clock(self) -> float:
+        """Return the seconds."""
+        return self.now
+
+
 def measured(student, t) -> tuple[list[list[float]], float, list[float], list[float]]:
     """Return the student's waits and steps, and the start, the loads and the durations of the clock."""
     count = t.integer(4, 7)
     (start,), loads = times_of(t, 200, 300, 1), times_of(t, 1, 60, count)
     durations = times_of(t, 64, 120, count)
-    result = student.run(clocked, start=start, loads=loads, durations=durations)
+    device = Clock(start, loads, durations)
+    parts = {"begin": device.begin, "load": device.load, "step": device.step, "clock": device.clock}
+    asked = {name: t.asked(function, calls=20 * count) for name, function in parts.items()}
+    result = student.run(clocked, **asked)
     found = zip(t.items(result, 2, "measure_waits(...)"), ("the waits", "the steps"))
     rows = [[t.number(value, "a time") for value in t.items(row, count, name)] for row, name in found]
     return rows, start, loads, durations
@@ -191,17 +222,19 @@ def check_epochs_differ(student, t):
 @check("seed_worker", points=2)
 def check_ranks_differ(student, t):
     "Ranks draw different numbers, although their base seeds are equal"
-    workers, ranks = t.integer(3, 4), [0, 1, t.integer(2, 3)]
+    workers, ranks = t.integer(60, 70), [0, 1, t.integer(2, 3), t.integer(4, 7)]
     rows = rows_of(student, t, workers, [t.integer(1000, 10**9)], ranks)
-    zero, one, further = (rows[rank * workers : (rank + 1) * workers] for rank in range(3))
+    zero, one, *further = (rows[place * workers : (place + 1) * workers] for place in range(4))
     t.that(zero != one, "ranks 0 and 1 draw the same numbers: the rank is not in the seed")
     lesson = (
         "worker {first} of rank 0 and worker {second} of rank {rank} draw the same numbers: a sum of seed "
         "and rank is the same for both. Give default_rng a list"
     )
-    for rank, others in ((1, one), (ranks[2], further)):
-        for (first, row), (second, other) in itertools.product(enumerate(zero), enumerate(others)):
-            t.that(row != other, lesson, first=first, second=second, rank=rank)
+    workers_of = {tuple(row): worker for worker, row in enumerate(zero)}
+    for rank, others in zip(ranks[1:], (one, *further)):
+        for second, other in enumerate(others):
+            first = workers_of.get(tuple(other))
+            t.that(first is None, lesson, first=first, second=second, rank=rank)
 
 
 @check("seed_worker", points=1)

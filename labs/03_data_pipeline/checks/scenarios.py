@@ -7,24 +7,19 @@ from dlo_lib.grading.checks.contract import scenario
 
 
 @scenario
-def clocked(student, start, loads, durations):
-    """The waits and steps of a loader and a step that move a clock by given times."""
-    now = [100.0]
+def clocked(student, begin, load, step, clock):
+    """The waits and steps of a loader and a step of the check, which moves its clock."""
 
     class Loader:
         def __iter__(self):
-            now[0] += start
+            begin()
             return self.batches()
 
         def batches(self):
-            for number, load in enumerate(loads):
-                now[0] += load
-                yield number
+            while (batch := load()) is not None:
+                yield batch
 
-    def step(batch):
-        now[0] += durations[batch]
-
-    found = student.measure_waits(Loader(), step, lambda: now[0])
+    found = student.measure_waits(Loader(), step, clock)
     return list(found) if type(found) in (list, tuple) else None
 
 
@@ -126,23 +121,9 @@ def recorded_cutmix(student, batches):
 
 
 @scenario
-def augmented(student, images, factors, drawn, magnitude):
-    """The images after operations x * factor + magnitude * number, the sizes of the groups of each operation,
-    and the images that were given."""
-    sizes = [[] for _ in factors]
-
-    def operation_of(number):
-        def operation(group, strength):
-            sizes[number].append(len(group))
-            return group * factors[number] + strength * number
-
-        return operation
-
-    before = images.clone()
-    result = student.rand_augment(
-        images, [operation_of(number) for number in range(len(factors))], drawn, magnitude
-    )
-    return [result, sizes, bool(torch.equal(before, images))]
+def augmented(student, images, operations, drawn, magnitude):
+    """The images after operations of the check, and the images that were given, afterwards."""
+    return [student.rand_augment(images, operations, drawn, magnitude), images]
 
 
 @scenario
@@ -162,57 +143,84 @@ def watched(student, losses, patience, min_delta):
     return [answers, model.weight.item(), model.running_mean.item(), written]
 
 
-@scenario
-def trained(student, size, batch, seed, steps, stop, ahead, common):
-    """The images, the random numbers, the numbers of the global generators (with the seed `common`) and the
-    types of the batch and of an index, for each step: of an uninterrupted run, and of one that stops after
-    `stop` steps, with `ahead` batches in the queue of its workers, and resumes from a file in a new object.
-    If the file cannot be read: the types in the state."""
-    import io
-    import pickle
+def steps_of(order, count, ahead, common):
+    """The images, the random numbers, the numbers of the global generators (with the seed ``common``) and the
+    types of the batch and of an index, for each of ``count`` steps with ``ahead`` batches in the queue of the
+    workers."""
     import random
 
     import numpy
 
-    def run(order, count, of_process):
-        seen = []
-        torch.manual_seed(of_process)
-        numpy.random.seed(of_process)
-        random.seed(of_process)
+    seen = []
+    torch.manual_seed(common)
+    numpy.random.seed(common)
+    random.seed(common)
+    while len(seen) < count:
+        batches, queue, before = iter(order), [], len(seen)
         while len(seen) < count:
-            batches, queue, before = iter(order), [], len(seen)
-            while len(seen) < count:
-                while len(queue) <= ahead:
-                    indices = next(batches, None)
-                    if indices is None:
-                        break
-                    kinds = [type(indices).__name__, *sorted({type(index).__name__ for index in indices})]
-                    queue.append([[int(index) for index in indices], kinds])
-                if not queue:
+            while len(queue) <= ahead:
+                indices = next(batches, None)
+                if indices is None:
                     break
-                numbers = torch.rand(2, generator=order.generator).tolist()
-                drawn = [torch.rand(()).item(), float(numpy.random.random()), random.random()]
-                indices, kinds = queue.pop(0)
-                seen.append([indices, numbers, drawn, kinds])
-                order.step_done()
-            if len(seen) == before:
-                break  # an epoch without batches would never end
-        return seen
+                kinds = [type(indices).__name__, *sorted({type(index).__name__ for index in indices})]
+                queue.append([[int(index) for index in indices], kinds])
+            if not queue:
+                break
+            numbers = torch.rand(2, generator=order.generator).tolist()
+            drawn = [torch.rand(()).item(), float(numpy.random.random()), random.random()]
+            indices, kinds = queue.pop(0)
+            seen.append([indices, numbers, drawn, kinds])
+            order.step_done()
+        if len(seen) == before:
+            break  # an epoch without batches would never end
+    return seen
 
-    whole = run(student.ResumableOrder(size, batch, seed), steps, common)
-    first = student.ResumableOrder(size, batch, seed)
-    before = run(first, stop, common + 1)
-    file, state = io.BytesIO(), first.state_dict()
+
+@scenario
+def trained(student, size, batch, seed, steps, ahead, common):
+    """The steps of an uninterrupted run."""
+    return steps_of(student.ResumableOrder(size, batch, seed), steps, ahead, common)
+
+
+@scenario
+def saved(student, size, batch, seed, steps, ahead, common):
+    """The steps of a run that stops, and the bytes of a file with its state. If the file cannot be read: the
+    types in the state."""
+    import io
+    import pickle
+
+    order, file = student.ResumableOrder(size, batch, seed), io.BytesIO()
+    seen = steps_of(order, steps, ahead, common)
+    state = order.state_dict()
     torch.save(state, file)
-    file.seek(0)
-    second = student.ResumableOrder(size, batch, seed)
     try:
-        loaded = torch.load(file, weights_only=True)
+        torch.load(io.BytesIO(file.getvalue()), weights_only=True)
     except pickle.UnpicklingError:
-        return (
-            {str(key): type(value).__name__ for key, value in state.items()}
-            if isinstance(state, dict)
-            else {"": type(state).__name__}
-        )
-    second.load_state_dict(loaded)
-    return [whole, before, run(second, steps - stop, common + 2)]  # another process has another state
+        values = state if isinstance(state, dict) else {"": state}
+        return {str(key): type(value).__name__ for key, value in values.items()}
+    return [seen, torch.tensor(list(file.getvalue()), dtype=torch.uint8)]
+
+
+@scenario
+def resumed(student, file, size, batch, seed, steps, ahead, common):
+    """The steps of a new object that has loaded the file."""
+    import io
+
+    order = student.ResumableOrder(size, batch, seed)
+    order.load_state_dict(torch.load(io.BytesIO(bytes(file.tolist())), weights_only=True))
+    return steps_of(order, steps, ahead, common)
+
+
+@scenario
+def orders(student, size, batch, seeds, epochs):
+    """For each seed, the order of each of so many epochs."""
+    found = []
+    for seed, count in zip(seeds, epochs):
+        order, rows = student.ResumableOrder(size, batch, seed), []
+        for _ in range(count):
+            batches = [[int(index) for index in indices] for indices in order]
+            for _ in batches:
+                order.step_done()
+            rows.append([index for indices in batches for index in indices])
+        found.append(rows)
+    return found

@@ -74,6 +74,16 @@ def boxed(images: Tensor, partner: Tensor, lam: Tensor, centres: Tensor, kind: s
 
 
 @twin
+def kept(images: Tensor, lam: Tensor, centres: Tensor, kind: str = RIGHT) -> Tensor:
+    """The share of its pixels that each image keeps; ``kind`` is a mistake."""
+    own = torch.ones_like(images)
+    none = torch.cat([own, torch.zeros_like(images)])  # the partner of an image of ones is one of zeros
+    partner = torch.arange(len(images), 2 * len(images)).repeat(2)
+    mixed = boxed(none, partner, lam.repeat(2), centres.repeat(2, 1), kind)
+    return mixed[: len(images)].mean(dim=(1, 2, 3)).to(lam.dtype)
+
+
+@twin
 def kept_beyond_the_border(images: Tensor, lam: Tensor, centres: Tensor) -> Tensor:
     """The share that each image would keep if the border cut nothing off its box."""
     height, width = images.shape[-2:]

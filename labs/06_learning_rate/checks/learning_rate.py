@@ -12,12 +12,22 @@ from typing import Any
 import torch
 
 from dlo_lib.grading.checks.contract import check, scenario
-from dlo_lib.labkit.compare import near, same, wrong_if
+from dlo_lib.labkit.compare import explaining, near, same, wrong_if
 from dlo_lib.optim import schedules
 from dlo_lib.optim.finder import smooth
 from dlo_lib.optim.snapshots import SnapshotEnsemble
 
-from .twins import ACCUMULATED, AFTER, RIGHT, descent, one_cycle_of, squares_of, valley
+from .twins import (
+    ACCUMULATED,
+    AFTER,
+    EVALUATED,
+    RIGHT,
+    descent,
+    descent_with_norm,
+    one_cycle_of,
+    squares_of,
+    valley,
+)
 
 CLOSE = 1e-6
 
@@ -114,15 +124,16 @@ def check_range_losses(student, t):
         t.close(got, right, what, rtol=1e-3, atol=1e-5)
 
 
-def tested_first(t, losses) -> None:
-    """A test that was not made changes nothing."""
-    message = "not tested yet: range_test returns no list of losses, see the first check"
-    t.that(type(losses) is list and len(losses) > 0, message)
+def tested_first(t, losses: Any, known: dict[str, list[float]]) -> None:
+    """A test that was not made changes nothing: its losses are those of the twin, or of a mistake that
+    another check names."""
+    message = "not tested yet: range_test does not return the losses of its steps, see the first check"
+    made = type(losses) is list and any(near(losses, values, 1e-3, 1e-5) for values in known.values())
+    t.that(made, message)
 
 
-def unchanged(t, losses: object, got: object, before: torch.Tensor, what: str, message: str) -> None:
+def unchanged(t, got: object, before: torch.Tensor, what: str, message: str) -> None:
     """The test has restored a tensor, which had the value ``before``."""
-    tested_first(t, losses)
     off = (t.tensor(got, what, shape=before.shape) - before).abs().max()
     t.that(bool(off < CLOSE), message, off=float(off))
 
@@ -132,56 +143,62 @@ def check_range_weights_back(student, t):
     "The weights are restored"
     case = test_case(t)
     losses, weight = t.items(student.run(tested, **case), 2, "the result")
+    tested_first(t, losses, descent(**case))
     message = (
         "The test has changed a weight of the model by {off:.2g}: copy the values first (clone), and "
         "restore them at the end."
     )
-    unchanged(t, losses, weight, case["weight"], "the weight after the test", message)
+    unchanged(t, weight, case["weight"], "the weight after the test", message)
 
 
 @scenario
-def tested_with_norm(student, batches, rates, training):
-    """The running mean and the mode of a model after a range test, and its modes during the test."""
-    width = batches[0].shape[1]
-    net = torch.nn.Sequential(torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 1))
+def tested_with_norm(student, weight, mean, batches, rates, training):
+    """The losses of a range test on a model with a batch norm, and its running mean and mode afterwards."""
+    width = weight.shape[1]
+    net = torch.nn.Sequential(torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 1, bias=False))
+    net[1].weight.data.copy_(weight)
+    net[0].running_mean.copy_(mean)
     net.train(training)
-    before, modes = net[0].running_mean.clone(), []
-
-    def loss_of(model, x):
-        modes.append(model.training)
-        return model(x).square().mean()
-
-    losses = student.range_test(net, loss_of, batches, rates)
-    return [before, net[0].running_mean, net.training, modes, losses]
+    losses = student.range_test(net, lambda model, x: model(x).square().mean(), batches, rates)
+    return [losses, net[0].running_mean, net.training]
 
 
-def norm_case(t, training: bool) -> dict:
+def norm_case(t, training: bool) -> dict[str, Any]:
     width, count = t.integer(2, 5), t.integer(3, 5)
-    batches = [t.normal(t.integer(4, 7), width) + 2 for _ in range(count)]
-    return {"batches": batches, "rates": [0.01 * 2**k for k in range(count)], "training": training}
+    case = {"weight": t.normal(1, width), "mean": t.normal(width), "training": training}
+    case["batches"] = [t.normal(t.integer(4, 7), width) + 2 for _ in range(count)]
+    return case | {"rates": [0.01 * 2**k for k in range(count)]}
+
+
+def normed(case: dict[str, Any]) -> dict[str, list[float]]:
+    """The losses of the twin, and of mistakes."""
+    return descent_with_norm(**{name: value for name, value in case.items() if name != "training"})
 
 
 @check("range_test", points=1, seconds=30)
 def check_buffers_back(student, t):
     "The running means are restored"
-    before, after, *_, losses = t.items(student.run(tested_with_norm, **norm_case(t, True)), 5, "the result")
+    case = norm_case(t, True)
+    losses, after, _ = t.items(student.run(tested_with_norm, **case), 3, "the result")
+    tested_first(t, losses, normed(case))
     message = (
         "The test has changed the running mean of a batch norm by {off:.2g}. A model has buffers besides "
         "its parameters: restore them."
     )
-    unchanged(t, losses, after, before, "the running mean after the test", message)
+    unchanged(t, after, case["mean"], "the running mean after the test", message)
 
 
 @check("range_test", points=1, seconds=30)
 def check_modes(student, t):
     "The model is in training mode during the test, and in its previous mode afterwards"
     for training in (True, False):
-        result = student.run(tested_with_norm, **norm_case(t, training))
-        *_, mode, modes, losses = t.items(result, 5, "the result")
-        tested_first(t, losses)
-        trains = type(modes) is list and all(each is True for each in modes)
+        case = norm_case(t, training)
+        losses, _, mode = t.items(student.run(tested_with_norm, **case), 3, "the result")
+        known = normed(case)
+        evaluated = known.pop(EVALUATED)
         message = "The test runs in evaluation mode: call model.train() before the first batch."
-        t.that(trains, message)
+        t.that(not near(losses, evaluated, 1e-3, 1e-5), message)
+        tested_first(t, losses, known)
         message = "The model had training = {was} before the test and {now} after it: restore the mode."
         t.that(mode is training, message, was=training, now=mode)
 
@@ -339,19 +356,38 @@ def check_halved(student, t):
 # -- 8 · one_cycle
 
 
+COPIED = {"LibraryUsed": "This exercise asks you to write a scheduler of PyTorch: do not use one in it"}
+
+
+def refused(student, name: str) -> list[str]:
+    """Return the classes that an answer of one's own does not use: every scheduler inherits from this one."""
+    return ["torch.optim.lr_scheduler.LRScheduler"] if student.is_own(name) else []
+
+
+@scenario
+def cycled(student, steps, args, refused):
+    """What one_cycle returns for each step, without the classes that are refused."""
+    from dlo_lib.grading.checks.own_work import without
+
+    with without(*refused):
+        return [student.one_cycle(step, *args) for step in steps]
+
+
 def cycle_of(student, t, place: int, which: Callable[[int, int], Iterable[int]], lesson: str) -> None:
     """``place`` 0 compares the factors, 1 the momenta, at the steps ``which(top, steps)``."""
     top, left = t.integer(3, 8), t.integer(5, 14)
     steps, start, final = top + 1 + left, t.uniform(0.03, 0.2), t.uniform(0.0001, 0.01)
     args = top, steps, start, final, t.uniform(0.8, 0.86), t.uniform(0.9, 0.98)
-    cycle = one_cycle_of(*args)
+    cycle, wanted = one_cycle_of(*args), list(which(top, steps))
+    with explaining(COPIED):
+        found = student.run(cycled, steps=wanted, args=args, refused=refused(student, "one_cycle"))
+    by_step = dict(zip(wanted, t.items(found, len(wanted), "the results")))
 
-    def part(step: int, *args: float) -> object:
-        both = student.one_cycle(step, *args)
-        return t.items(both, 2, "one_cycle(...): a factor and a momentum")[place]
+    def part(step: int, *_: float) -> object:
+        return t.items(by_step[step], 2, "one_cycle(...): a factor and a momentum")[place]
 
     name = ("the factor", "the momentum")[place] + " of one_cycle"
-    same_factors(t, part, name, args, cycle.momentum if place else cycle, which(top, steps), lesson)
+    same_factors(t, part, name, args, cycle.momentum if place else cycle, wanted, lesson)
 
 
 @check("one_cycle", points=1)
@@ -441,10 +477,21 @@ def rates_while(optimizer, follow, steps):
 
 
 @scenario
-def followed(student, table, peaks, steps):
+def followed(student, table, peaks, steps, refused):
     """The learning rates at the start and after each step; ``table`` has more factors than steps."""
+    from dlo_lib.grading.checks.own_work import without
+
     optimizer = sgd(peaks)
-    return rates_while(optimizer, student.Follow(optimizer, lambda step: table[step]), steps)
+    with without(*refused):
+        return rates_while(optimizer, student.Follow(optimizer, lambda step: table[step]), steps)
+
+
+def followed_by(student, table: list[float], peaks: list[float], steps: int) -> object:
+    """Return what the scenario ``followed`` returns."""
+    with explaining(COPIED):
+        return student.run(
+            followed, table=table, peaks=peaks, steps=steps, refused=refused(student, "Follow")
+        )
 
 
 def rows(t, found: object, count: int, groups: int) -> list[list[float]]:
@@ -459,7 +506,7 @@ def check_follow(student, t):
     "After each step the rate is the peak times the factor of that step"
     steps, peak = t.integer(3, 7), t.uniform(0.01, 0.5)
     table = [t.uniform(0.2, 0.9) for _ in range(steps + 3)]
-    found = rows(t, student.run(followed, table=table, peaks=[peak], steps=steps), steps + 1, 1)
+    found = rows(t, followed_by(student, table, [peak], steps), steps + 1, 1)
     _, *got = [rate for (rate,) in found]  # the start is another check
     want = [peak * factor for factor in table]
     compound = list(itertools.accumulate([want[0], *table[1 : steps + 1]], operator.mul))
@@ -486,7 +533,7 @@ def check_groups(student, t):
     "The constructor sets each parameter group to its own peak times factor(0)"
     peaks, factor = [t.uniform(0.01, 0.5) for _ in range(3)], t.uniform(0.2, 0.9)
     table = [factor, t.uniform(0.2, 0.9)]
-    (got,) = rows(t, student.run(followed, table=table, peaks=peaks, steps=0), 1, 3)
+    (got,) = rows(t, followed_by(student, table, peaks, 0), 1, 3)
     want, second = ([peak * factor for peak in peaks] for factor in table)
     mistakes = {
         "The constructor leaves the rates unchanged: it has to set each to peak × factor(0).": peaks,
@@ -499,32 +546,50 @@ def check_groups(student, t):
 
 
 @scenario
-def resumed(student, table, peaks, other_peaks, before, after):
-    """The rates after a resume: a run stops after some steps, and a new optimiser and schedule load its
-    state."""
+def stopped(student, table, peaks, steps, refused):
+    """The state of a run that stops after some steps: as a text in JSON, and as the bytes of a file."""
+    import io
     import json
 
-    optimizer = sgd(peaks)
-    first = student.Follow(optimizer, lambda step: table[step])
-    rates_while(optimizer, first, before)
-    state = first.state_dict()
+    from dlo_lib.grading.checks.own_work import without
+
+    optimizer, file = sgd(peaks), io.BytesIO()
+    with without(*refused):
+        first = student.Follow(optimizer, lambda step: table[step])
+        rates_while(optimizer, first, steps)
+        state = first.state_dict()
     try:
         stored = json.dumps(state)
     except (TypeError, ValueError) as error:
         stored = f"! {error}"
-    optimizer = sgd(other_peaks)
+    torch.save(state, file)
+    return [stored, torch.tensor(list(file.getvalue()), dtype=torch.uint8)]
+
+
+@scenario
+def resumed(student, file, table, peaks, steps):
+    """The rates of a new optimiser and schedule that load this state."""
+    import io
+
+    optimizer = sgd(peaks)
     second = student.Follow(optimizer, lambda step: table[step])
-    second.load_state_dict(state)
-    return [stored, rates_while(optimizer, second, after)]
+    second.load_state_dict(torch.load(io.BytesIO(bytes(file.tolist())), weights_only=False))
+    return rates_while(optimizer, second, steps)
 
 
-def resume_of(student, t, other_peaks: bool) -> tuple[object, list[list[float]], dict]:
-    """What a run stored, its rates after the resume, and the case."""
+def resume_of(student, t, other_peaks: bool) -> tuple[object, list[list[float]], dict[str, Any]]:
+    """What a run stored, its rates after the resume in another process, and the case."""
     before, after, peaks = t.integer(2, 4), t.integer(2, 4), [t.uniform(0.01, 0.5) for _ in range(2)]
     others = [t.uniform(0.01, 0.5) for _ in range(2)] if other_peaks else peaks
     table = [t.uniform(0.2, 0.9) for _ in range(before + after + 3)]  # two more, for a run that is ahead
     case = {"table": table, "peaks": peaks, "other_peaks": others, "before": before, "after": after}
-    stored, seen = t.items(student.run(resumed, **case), 2, "the result")
+    with explaining(COPIED):
+        result = student.fresh(
+            stopped, table=table, peaks=peaks, steps=before, refused=refused(student, "Follow")
+        )
+    stored, file = t.items(result, 2, "the result")
+    t.tensor(file, "the file", dtype=torch.uint8)
+    seen = student.fresh(resumed, file=file, table=table, peaks=others, steps=after)
     return stored, rows(t, seen, after + 1, 2), case
 
 

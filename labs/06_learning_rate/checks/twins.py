@@ -9,7 +9,7 @@ from torch import Tensor
 from dlo_lib.grading.checks.twins import twin
 from dlo_lib.optim.schedules import OneCycle
 
-ACCUMULATED, AFTER, RIGHT = "accumulated", "after", "right"
+ACCUMULATED, AFTER, RIGHT, EVALUATED = "accumulated", "after", "right", "evaluated"
 
 
 @twin
@@ -29,6 +29,36 @@ def descent(weight: Tensor, batches: list[Tensor], rates: list[float]) -> dict[s
             total = total + grad
             w = w - rate * (total if way == ACCUMULATED else grad)
             losses.append(float(loss_of(w, x)) if way == AFTER else float(loss.detach()))
+        found[way] = losses
+    return found
+
+
+@twin
+def descent_with_norm(
+    weight: Tensor, mean: Tensor, batches: list[Tensor], rates: list[float]
+) -> dict[str, list[float]]:
+    """The losses of a range test on a linear layer behind a batch norm, whose first running mean is ``mean``,
+    and those of mistakes."""
+    found = {}
+    for way in (RIGHT, ACCUMULATED, AFTER, EVALUATED):
+        width, losses = len(mean), []
+        values = [torch.ones(width), torch.zeros(width), weight.clone()]  # gain and shift of the norm
+        total = [torch.zeros_like(value) for value in values]
+
+        def loss_of(gain: Tensor, shift: Tensor, w: Tensor, x: Tensor, way: str = way) -> Tensor:
+            middle, spread = (
+                (mean, torch.ones_like(mean)) if way == EVALUATED else (x.mean(0), x.var(0, False))
+            )
+            return (((x - middle) / (spread + 1e-5).sqrt() * gain + shift) @ w.T).square().mean()
+
+        for x, rate in zip(batches, rates):
+            leaves = [value.clone().requires_grad_() for value in values]
+            loss = loss_of(*leaves, x)
+            grads = list(torch.autograd.grad(loss, leaves))
+            total = [old + new for old, new in zip(total, grads)]
+            used = total if way == ACCUMULATED else grads
+            values = [value - rate * grad for value, grad in zip(values, used)]
+            losses.append(float(loss_of(*values, x)) if way == AFTER else float(loss.detach()))
         found[way] = losses
     return found
 
