@@ -15,6 +15,7 @@ Processes:
 - ``lifetime``: a process that ends with its parent
 - ``interpreter``: Python for a process of the library
 - ``one_thread``: numpy without the threads of OpenBLAS
+- ``garbage``: imports without the garbage collector
 - ``huge_pages``: memory in huge pages, which makes a fork cheaper
 - ``worker_start``: how the workers of a ``DataLoader`` start
 - ``ranks_idle``: how long idle ranks are kept
@@ -26,6 +27,7 @@ PyTorch:
 
 - ``torch_version``: the supported releases
 - ``torch_compat``: the differences between them
+- ``operation_capture``: the operations that a function runs, in order, as plain data
 
 Pages and figures:
 

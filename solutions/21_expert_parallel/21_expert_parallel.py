@@ -141,7 +141,7 @@ lab.check("order")
 # **Core · 11 min · ●●○**
 #
 # - `run_experts(rows, counts, first, second)`: rows (R, h) are sorted by expert, `counts[e]` of them for expert e. Return the results (R, h) in the same order. Expert e
-#   is `expert(its rows, first[e], second[e])`, given in the next cell. An expert computes only its rows, and it may have none. New tensors have the dtype of
+#   is `expert(its rows, first[e], second[e])`, given in the next cell. An expert computes only its rows, all at once and not row by row, and it may have none. New tensors have the dtype of
 #   their input (`rows.new_zeros`): the checks use float64.
 # - `combine(rows, order, weights)`: the inverse of the dispatch. Row i of `rows` (R, h) is the result for choice `order[i]`. The result (T, h) of a token is the sum
 #   of its rows, each times the weight of its choice. $R$ may be less than $Tk$: a choice without a row adds nothing.

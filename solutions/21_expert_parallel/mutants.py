@@ -68,6 +68,32 @@ MUTANTS = [
         also=("check_only_own_rows",),
     ),
     Mutant(
+        "Each row is multiplied alone",
+        "check_only_own_rows",
+        says="an expert multiplies all its rows at once",
+        replace={
+            "return torch.cat([expert(*each) for each in zip(parts, first, second)])": """
+            each = [expert(row[None], *weights) for part, *weights in zip(parts, first, second) for row in part]
+            return torch.cat(each)
+            """
+        },
+    ),
+    Mutant(
+        "Each row gets a copy of the weights of its expert",
+        "check_only_own_rows",
+        says="give each expert its rows",
+        replace={
+            """
+            parts = rows.split(counts.tolist())
+            return torch.cat([expert(*each) for each in zip(parts, first, second)])
+            """: """
+            owner = torch.arange(len(counts)).repeat_interleave(counts)
+            inside = F.silu((rows.unsqueeze(-1) * first[owner]).sum(1))
+            return (inside.unsqueeze(-1) * second[owner]).sum(1)
+            """
+        },
+    ),
+    Mutant(
         "All experts compute all rows, and a mask selects the results",
         "check_only_own_rows",
         says="not all rows with a mask",

@@ -93,4 +93,17 @@ def test_another_operation_is_refused():
 
 def test_recording_does_not_load_the_compiler():
     """It would cost each worker of the judge two seconds."""
-    assert OperationRecorder.__torch_dispatch__.__module__ == "dlo_lib.profiling.operation_capture"
+    assert OperationRecorder.__torch_dispatch__.__module__ == "dlo_lib.base.operation_capture"
+
+
+def test_rows_that_a_mask_or_counts_select_are_places():
+    """A replay computes all sizes before it runs, and knows no values then."""
+    counts = torch.tensor([2, 0, 1])
+
+    def selected(x):
+        owner = torch.arange(3).repeat_interleave(counts)
+        return torch.cat([x[owner == one] * one for one in range(3)])
+
+    graph = recorded(selected, torch.randn(3, 2))
+    x = torch.randn(3, 2)
+    assert torch.equal(replay(graph, [x])[0], selected(x))

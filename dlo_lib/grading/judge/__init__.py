@@ -36,6 +36,7 @@ The proof of a lab:
 - ``lab_proof``: the checks pass the solution and fail each mutant
 - ``proof_record``: the record on disk
 - ``unused_messages``: questions that ignore what ranks receive
+- ``undrawn_values``: arguments that are always the same, constants that earn points
 
 Imports ``checks``, ``switch``, ``sandbox``, ``lab`` and ``comm``. A module that needs torch imports it when
 it starts work.
