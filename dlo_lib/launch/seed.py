@@ -22,6 +22,7 @@ import struct
 from collections.abc import Sequence
 from typing import IO, NoReturn
 
+from dlo_lib.base.garbage import without_collector
 from dlo_lib.base.one_thread import ONE_THREAD, import_without_threads
 
 _ASK = struct.Struct("!i")  # the kernel's process
@@ -74,7 +75,7 @@ class Seed:
 
 def sow(modules: Sequence[str]) -> Seed:
     """Import ``modules``, of which one is torch, and fork the seed. This process must have no thread yet."""
-    with import_without_threads():
+    with import_without_threads(), without_collector():
         for name in (*modules, "dlo_lib.launch.rank", "dlo_lib.launch.server"):
             importlib.import_module(name)
     gc.collect()

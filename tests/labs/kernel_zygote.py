@@ -8,7 +8,8 @@ whose descriptor is the second argument. One runs at a time.
 Run as a script. Each line of its standard input is a request, as JSON: the command line of a kernel, its
 folder and its environment. It answers with two lines: the kernel's process id as soon as the kernel leads a
 new process group, and the kernel's exit status when it has ended. One kernel lives at a time. The end
-of the input ends this process. Before the fork, only ``lifetime`` of the library under test is imported.
+of the input ends this process. Before the fork, only ``lifetime`` and ``huge_pages`` of the library under
+test are imported.
 """
 
 from __future__ import annotations
@@ -127,10 +128,14 @@ def main(parent: int, listener: socket.socket) -> None:
     importlib.import_module("dlo_lib.base.lifetime").die_with(parent)
     # The import of ipykernel reads this: a kernel ends with this process.
     os.environ["JPY_PARENT_PID"] = str(os.getpid())
+    gc.disable()
     for module in (*WARM, *OF_TRAININGS):
         importlib.import_module(module)
+    gc.enable()
     gc.collect()
     gc.freeze()  # a collection would write to pages that all of them share
+    for _ in importlib.import_module("dlo_lib.base.huge_pages").collapse():
+        pass  # each rank of a notebook is a fork of a fork of this process
     trainings = os.fork()
     if trainings == 0:
         serve_trainings(listener, os.getppid())

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
+from dlo_lib.base.garbage import without_collector
 from dlo_lib.base.huge_pages import collapse
 from dlo_lib.grading.sandbox import lockdown, seccomp, start
 from dlo_lib.grading.switch.own_memory import load_driver, reserve_small_objects, return_free_memory
@@ -42,7 +43,8 @@ def serve(descriptor: int, settings: dict[str, Any]) -> NoReturn:
     from dlo_lib.grading.sandbox.blocked_imports import block_imports
 
     block_imports(settings["taught"])
-    _warm(settings["warm"], settings["dynamo"])
+    with without_collector():
+        _warm(settings["warm"], settings["dynamo"])
     lockdown.prctl(lockdown.PR_SET_DUMPABLE, 0)
     seccomp.prepare()
     control = socket.socket(fileno=descriptor)
