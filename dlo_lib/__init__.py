@@ -4,7 +4,7 @@ Rooms (packages), from the lowest floor to the highest; ``CONTRIBUTING.md`` has 
 
 - ``base``: what every room may import: bad input, files, texts, processes
 - ``comm``: calls between ranks: collectives written out, a tracer, an explainer of deadlocks
-- ``hardware``: the properties of GPUs
+- ``hardware``: the properties of GPUs and of the nodes that they form
 - ``tiles``: an interpreter of Triton's language
 - ``launch``: ranks from a notebook, and the rank of this process
 - ``models``: Llama and ResNet
@@ -13,6 +13,7 @@ Rooms (packages), from the lowest floor to the highest; ``CONTRIBUTING.md`` has 
 - ``kernels``: fused kernels and their twins
 - ``parallel``: all forms of parallelism
 - ``profiling``: memory, time and FLOPs of a step
+- ``planner``: time and memory of a plan, the search for the best one, scaling laws
 - ``train``: the training script
 - ``grading``: checks, the notebook's side of a lab, the judge and the class
 - ``hpo``: hyperparameter search

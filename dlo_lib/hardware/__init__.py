@@ -8,12 +8,12 @@ The room imports no other room.
 """
 
 from dlo_lib.hardware.gpus import Gpu, gpu, gpus
-from dlo_lib.hardware.nodes import NodeLink, GpuNodes, RunCost, energy_kwh, link, links, run_cost
+from dlo_lib.hardware.nodes import FabricLink, GpuNodes, RunCost, energy_kwh, link, links, run_cost
 from dlo_lib.hardware.recognise import recognise
 
 __all__ = [
+    "FabricLink",
     "Gpu",
-    "NodeLink",
     "GpuNodes",
     "RunCost",
     "energy_kwh",

@@ -20,7 +20,7 @@ JOULES_PER_KWH = 3.6e6
 
 
 @dataclass(frozen=True)
-class NodeLink:
+class FabricLink:
     """One port between nodes: its name, bytes/s in one direction, seconds of a small message, and the
     sources of these figures."""
 
@@ -31,7 +31,7 @@ class NodeLink:
     sources: dict[str, str]
 
 
-def link(name: str) -> NodeLink:
+def link(name: str) -> FabricLink:
     """Return the link between nodes with this name, such as "hdr".
 
     Raises:
@@ -44,10 +44,10 @@ def link(name: str) -> NodeLink:
 
 
 @cache
-def links() -> dict[str, NodeLink]:
+def links() -> dict[str, FabricLink]:
     """Return all links between nodes by name (``links.toml``)."""
     table = tomllib.loads((Path(__file__).parent / "links.toml").read_text(encoding="utf-8"))
-    return {name: NodeLink(name=name, **row) for name, row in table["link"].items()}
+    return {name: FabricLink(name=name, **row) for name, row in table["link"].items()}
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class GpuNodes:
 
     gpu: Gpu
     gpus_per_node: int
-    link: NodeLink
+    link: FabricLink
     links: int
     nvlink: bool = True
     co2_per_kwh: float | None = None

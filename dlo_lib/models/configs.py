@@ -29,6 +29,11 @@ CONFIGS: dict[str, LlamaConfig] = {
         hidden=8192, intermediate=28_672, num_layers=80, num_heads=64, num_kv_heads=8, head_dim=128,
         rope_scaling=RopeScaling(factor=8.0), **_LLAMA_3_VOCABULARY,
     ),
+    # The sizes of Llama 3.1 70B; what changed is the training.
+    "llama-3.3-70b": LlamaConfig(
+        hidden=8192, intermediate=28_672, num_layers=80, num_heads=64, num_kv_heads=8, head_dim=128,
+        rope_scaling=RopeScaling(factor=8.0), **_LLAMA_3_VOCABULARY,
+    ),
     # For laptops and tests: byte tokens (256 and an end-of-text token), with every feature of the family.
     "tiny": LlamaConfig(
         vocab_size=257, hidden=64, intermediate=192, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,

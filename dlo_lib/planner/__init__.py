@@ -1,0 +1,46 @@
+"""What a plan costs before it runs, the search for the best plan, and scaling laws.
+
+- ``sizes``: a model as numbers: a Llama, or the GPT of a published table
+- ``plans``: many plans as arrays, and the rules that they must keep
+- ``stages``: blocks of a stage, micro-batches in flight, bubbles
+- ``memory``: the memory of a rank by part, as formulas
+- ``stack``: the constants of the software
+- ``cost``: the time of a step by part
+- ``calibration``: fits the constants to published runs, and tests them (``published.toml``)
+- ``rules``: the three rules of 3D parallelism
+- ``search``: all valid plans of a request, the fastest first, and the Pareto front
+- ``explain``: where time and memory go, and why the obvious plans lose
+- ``laws``: scaling laws of Kaplan, Hestness and Chinchilla, with bootstrap intervals
+- ``write``: the files of a chosen plan: TOML, command, configurations of Megatron-LM and torchtitan
+
+The room imports ``hardware``, ``models``, ``optim``, ``parallel`` and ``profiling``.
+"""
+
+from dlo_lib.planner.calibration import LIBRARY, MEGATRON, library_stack
+from dlo_lib.planner.cost import StepCost, step_cost
+from dlo_lib.planner.explain import explain, plot_plans, why_others_lose
+from dlo_lib.planner.memory import PlanMemory, peak_memory, plan_memory
+from dlo_lib.planner.plans import Plans
+from dlo_lib.planner.search import Found, Request, search
+from dlo_lib.planner.sizes import ModelSizes
+from dlo_lib.planner.stack import Stack
+
+__all__ = [
+    "LIBRARY",
+    "MEGATRON",
+    "Found",
+    "ModelSizes",
+    "PlanMemory",
+    "Plans",
+    "Request",
+    "Stack",
+    "StepCost",
+    "explain",
+    "library_stack",
+    "peak_memory",
+    "plan_memory",
+    "plot_plans",
+    "search",
+    "step_cost",
+    "why_others_lose",
+]

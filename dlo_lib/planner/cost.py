@@ -1,0 +1,283 @@
+"""The time of a training step for many plans at once, as a sum of parts.
+
+    step = micro-batches * (blocks * block + sends + head) + bubble + exposed data parallelism + AdamW
+    block = forward + backward + recomputation, each of matrix products, memory-bound kernels, collectives
+
+A product of (m, k) and (k, n) takes 2 m n k / (peak * matmul) * (1 + depth / k) * waves: short sums fill the
+tensor cores less, and the last wave of tiles fills the GPU partly. It takes at least the time of its bytes.
+Kernels between products take bytes / (rate * memory). Ring collectives take (n - 1) / n * bytes / link, on
+the slowest link that their group crosses, and gradients hide behind the backward. Papers: Megatron-LM
+(arXiv:2104.04473), the alpha-beta model (Thakur et al., 2005).
+
+What is left out: stragglers, the input pipeline, contention between jobs, and the search of NCCL for another
+algorithm than a ring.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlo_lib.hardware import GpuNodes
+from dlo_lib.planner.plans import Array, Plans
+from dlo_lib.planner.sizes import ModelSizes
+from dlo_lib.planner.stack import Stack
+from dlo_lib.planner.stages import balanced_stages, bubble
+
+TILE = (128, 256)
+"""The rows and columns of a tile of a large product."""
+PROCESSORS = {"v100": 80, "a100": 108, "h100": 132, "h200": 132, "b200": 148}
+"""The streaming multiprocessors of a GPU, each of which computes one tile at a time: data sheets."""
+COMPUTED = (
+    "matrix products",
+    "attention",
+    "memory-bound kernels",
+    "recomputation",
+    "vocabulary head and loss",
+)
+"""The parts of a step to which the slowdown of a stack applies."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """The seconds of a step of each plan by part, arrays of shape (plans,). The parts follow one another, so
+    that their sum is the step."""
+
+    parts: dict[str, Array]
+    flops: Array
+    """Model FLOPs of the step of all GPUs, (plans,)."""
+    peak: Array
+    """FLOP/s of all GPUs of a plan."""
+
+    @property
+    def seconds(self) -> Array:
+        """The time of a step, (plans,)."""
+        return np.add.reduce(list(self.parts.values()))
+
+    def rows(self, index: Array) -> StepCost:
+        """Return the costs of some of the plans, by a mask or their indices."""
+        parts = {name: seconds[index] for name, seconds in self.parts.items()}
+        return StepCost(parts, self.flops[index], self.peak[index])
+
+    @property
+    def mfu(self) -> Array:
+        """Model FLOPs utilisation, (plans,)."""
+        return self.flops / (self.seconds * self.peak)
+
+
+def step_cost(
+    sizes: ModelSizes, plans: Plans, seq: int, nodes: GpuNodes, stack: Stack, dtype: str = "bf16"
+) -> StepCost:
+    """Return the time of one training step of each plan.
+
+    Args:
+        seq: the tokens of a sequence.
+        nodes: GPUs and links.
+        stack: the constants of the software.
+        dtype: of the matrix products; its peak is used.
+
+    Raises:
+        UserError: the GPU has no peak for ``dtype``.
+    """
+    return _Step(sizes, plans, seq, nodes, stack, dtype).cost()
+
+
+class _Step:
+    def __init__(
+        self, sizes: ModelSizes, plans: Plans, seq: int, nodes: GpuNodes, stack: Stack, dtype: str
+    ) -> None:
+        self.z, self.p, self.seq, self.nodes, self.stack = sizes, plans, seq, nodes, stack
+        self.peak = nodes.gpu.peak(dtype)
+        self.rate = nodes.gpu.bandwidth * stack.memory
+        self.processors = PROCESSORS[nodes.gpu.name.split("-")[0]]
+        self.tokens = plans.micro_batch * seq / plans.cp
+
+    def product(self, rows: Array, columns: Array, depth: Array, count: Array | float = 1.0) -> Array:
+        """Seconds of ``count`` products (rows, depth) @ (depth, columns) in 16 bits."""
+        tiles = np.ceil(rows / TILE[0]) * np.ceil(columns / TILE[1]) * count
+        filled = np.ceil(tiles / self.processors) * self.processors * TILE[0] * TILE[1]
+        busy = 2 * filled * depth / (self.peak * self.stack.matmul) * (1 + self.stack.depth / depth)
+        moved = 2 * count * (rows * depth + depth * columns + rows * columns) / self.rate
+        return np.maximum(busy, moved) * self.stack.slowdown
+
+    def passes(self, rows: Array, columns: Array, depth: Array, count: Array | float = 1.0) -> Array:
+        """Seconds of a product in forward and in backward, (2, plans): its backward has two products."""
+        forward = self.product(rows, columns, depth, count)
+        inputs = self.product(rows, depth, columns, count)
+        weights = self.product(depth, columns, rows, count)
+        return np.stack([forward, inputs + weights])
+
+    def linears(self) -> Array:
+        """Seconds of the linear layers of a block, (2, plans)."""
+        z, t = self.z, self.p.tp
+        first = (2 if z.gated else 1) * z.intermediate
+        shapes = (
+            ((z.queries + 2 * z.keys) / t, z.hidden),
+            (z.hidden, z.queries / t),
+            (first / t, z.hidden),
+            (z.hidden, z.intermediate / t),
+        )
+        ones = np.ones(len(self.p))
+        return np.add.reduce([self.passes(self.tokens, n * ones, k * ones) for n, k in shapes])
+
+    def attention(self) -> Array:
+        """Seconds of the scores, the softmax and the values of a block, (2, plans)."""
+        z, p, seq = self.z, self.p, self.seq
+        if self.stack.flash is not None:
+            # Two products forward and five backward, half of which a causal kernel skips.
+            flops = 2 * self.tokens * seq * z.queries / p.tp
+            forward = flops / (self.peak * self.stack.matmul * self.stack.flash) * self.stack.slowdown
+            return np.stack([forward, 2.5 * forward])
+        ones, heads = np.ones(len(p)), p.micro_batch * z.heads / p.tp
+        length = seq / p.cp * ones
+        products = self.passes(length, seq * ones, z.head_dim * ones, heads)
+        products += self.passes(length, z.head_dim * ones, seq * ones, heads)
+        # Bytes of a 16-bit score: the softmax reads and writes it, dropout does with a mask of one byte.
+        scores = 2 * heads * seq * length
+        return products + np.stack([4.5 * scores, 5.5 * scores]) / self.rate * self.stack.slowdown
+
+    def elementwise(self) -> Array:
+        """Seconds of norms, residuals, rotations and activations of a block, (2, plans)."""
+        z, p = self.z, self.p
+        part, wide, turned = z.hidden / p.split, z.intermediate / p.tp, (z.queries + z.keys) / p.tp
+        if not z.gated:  # Megatron-LM: fused kernels, dropout with its mask, the transposes of the heads
+            forward, backward = 22 * part + 28 * z.hidden / p.tp, 22 * part + 36 * z.hidden / p.tp
+        else:
+            few = p.fused | p.compiled
+            wider = np.where(p.stage == 3, 1, 1.5)  # autocast keeps residuals in fp32
+            norms, rope, mlp = np.where(few, 20, 64) * wider, np.where(few, 4, 20), np.where(few, 6, 10)
+            forward = norms * part + rope * turned + mlp * wide
+            backward = 2 * forward
+        moved = np.stack([forward, backward]) * self.tokens
+        return (moved / self.rate + self.stack.launch * (1 - 0.5 * p.compiled)) * self.stack.slowdown
+
+    def link(self, stride: Array, size: Array) -> Array:
+        """Bytes/s of a ring over ``size`` ranks that are ``stride`` apart, of each rank in one direction. The
+        ranks of a group on one node use the links of that node together."""
+        inside = np.clip(self.nodes.gpus_per_node / stride, 1, size)
+        between = np.minimum(self.nodes.inside, self.nodes.between * inside)
+        crosses = stride * size > self.nodes.gpus_per_node
+        return np.where(crosses, between, self.nodes.inside) * self.stack.links
+
+    def collective(self, sent: Array, stride: Array, size: Array) -> Array:
+        """Seconds in which each of ``size`` ranks sends ``sent`` bytes, and the latency of their steps."""
+        latency = np.where(stride * size > self.nodes.gpus_per_node, self.nodes.link.latency, 1e-6)
+        return (size > 1) * (sent / self.link(stride, size) + 2 * (size - 1) * latency)
+
+    def tensor(self) -> Array:
+        """Seconds of the two all-reduces of a block in one pass, or of their halves with sequence
+        parallelism: 8 b s h (t - 1) / t elements in forward and backward together."""
+        t, ones = self.p.tp, np.ones(len(self.p))
+        return 2 * self.collective(2 * (t - 1) / t * self.tokens * self.z.hidden * 2, ones, t)
+
+    def context(self, attention: Array) -> Array:
+        """Seconds of a block that the exchange over cp adds, (2, plans). A ring hides behind attention."""
+        z, p = self.z, self.p
+        ring = 2 * 2 * self.tokens * z.keys / p.tp * (p.cp - 1)
+        heads = 2 * 2 * self.tokens * (z.queries + z.keys) / p.tp * (p.cp - 1) / p.cp
+        stride = p.tp
+        hidden = np.stack([self.collective(ring, stride, p.cp), self.collective(2 * ring, stride, p.cp)])
+        whole = np.stack([self.collective(heads, stride, p.cp)] * 2)
+        return np.where(p.context == 0, np.maximum(hidden - attention, 0), whole)
+
+    def experts(self) -> Array:
+        """Seconds of the two all-to-alls of a block in one pass."""
+        p = self.p
+        sent = 2 * self.tokens * self.z.hidden * self.z.top_k * (p.ep - 1) / p.ep
+        return 2 * self.collective(sent, p.tp, p.ep)
+
+    def head(self) -> Array:
+        """Seconds of the output projection and the loss of a micro-batch, (plans,)."""
+        ones, vocab = np.ones(len(self.p)), self.z.vocab / self.p.tp
+        products = self.passes(self.tokens, vocab * ones, self.z.hidden * ones).sum(0)
+        moved = self.tokens * vocab * np.where(self.p.fused | self.p.compiled, 8, 22)
+        return products + moved / self.rate * self.stack.slowdown
+
+    def sends(self) -> Array:
+        """Seconds of the messages between stages of a micro-batch: an activation and its gradient for each
+        stage of the rank. With scatter/gather, a rank of tp sends its part, and all gather."""
+        p, sent = self.p, 2 * self.tokens * self.z.hidden
+        stride = p.dp_replicate * p.dp_shard * p.cp * p.tp
+        parts = p.tp if self.stack.scatter_gather else p.split
+        between = np.where(stride >= self.nodes.gpus_per_node, self.nodes.between, self.nodes.inside)
+        gather = np.where(
+            p.sequence_parallel, 0, self.collective(sent * (p.tp - 1) / p.tp, np.ones(len(p)), p.tp)
+        )
+        message = sent / parts / (between * self.stack.sends) + gather * (parts > 1)
+        return np.where(p.pp > 1, 2 * p.chunks * message, 0)
+
+    def data(self, owned: Array, forward: Array, backward: Array) -> Array:
+        """Seconds of a step for gradients and sharded parameters that computation does not hide.
+
+        Args:
+            owned: the parameters of a rank of one copy.
+            forward, backward: seconds of a micro-batch on this rank.
+        """
+        p, size = self.p, self.p.copies * self.p.cp
+        shards = p.dp_shard * p.cp
+        part = (size - 1) / size * owned
+        one = self.stack.grad_bytes
+        # Stages 1 and 2 reduce to the owner and gather the parameters in fp32 after the step.
+        summed = np.where((p.stage == 0), 2 * one, one) * part
+        reduce = self.collective(summed, p.tp, size)
+        gather = self.collective(4 * part, p.tp, size) * ((p.stage == 1) | (p.stage == 2))
+        hidden = np.maximum(reduce - self.stack.overlap * backward, 0) + np.where(size > 1, reduce * 0.02, 0)
+        inside = (shards - 1) / shards * owned
+        uses = np.where(p.pp > 1, 1, 2 * p.micro_batches)
+        gathers = self.collective(2 * inside, p.tp, shards) * uses
+        scatters = self.collective(one * inside, p.tp, shards) * np.where(p.pp > 1, 1, p.micro_batches)
+        copies = self.collective(
+            2 * one * owned / shards * (p.dp_replicate - 1) / p.dp_replicate, p.tp * shards, p.dp_replicate
+        )
+        window = self.stack.overlap * (forward + backward) * np.where(p.pp > 1, 1, p.micro_batches)
+        traffic = gathers + scatters + copies
+        sharded = np.maximum(traffic - window, 0) + 0.02 * traffic
+        return np.where(p.stage == 3, sharded, hidden + gather)
+
+    def cost(self) -> StepCost:
+        z, p, m = self.z, self.p, self.p.micro_batches
+        linears, attention, small = self.linears(), self.attention(), self.elementwise()
+        tensor, context, experts = self.tensor(), self.context(attention), self.experts()
+        stages = balanced_stages(p, z, self.seq)
+        even = z.layers / p.pp
+        head = self.head()
+        block = linears.sum(0) + attention.sum(0) + small.sum(0) + 2 * (tensor + experts) + context.sum(0)
+        again = np.where(
+            p.checkpointing == 2, linears[0] + attention[0] + small[0] + tensor + experts + context[0], 0
+        )
+        if self.stack.flash is None:
+            again = np.where(p.checkpointing == 1, attention[0], again)
+        sends = self.sends()
+        last = stages.last if self.stack.balanced else even
+        most = np.maximum(stages.first, last) if self.stack.balanced else even
+        # The slowest rank sets the pace: one with the most blocks, or the one with the head.
+        with_head = last * (block + again) + head
+        without = most * (block + again)
+        pace = np.where(p.pp > 1, np.maximum(with_head, without), z.layers * (block + again) + head)
+        blocks = np.where(p.pp > 1, np.where(with_head >= without, last, most), z.layers)
+        at_head = pace - blocks * (block + again)
+        forward = blocks * (linears[0] + attention[0] + small[0] + tensor + experts + context[0]) + sends / 2
+        gradients = blocks * (linears[1] / 2)
+        inputs = blocks * (block + again) + sends - forward - gradients
+        owned = (z.layers * z.block_parameters + z.expert_parameters * z.layers / p.ep) / p.tp / p.pp
+        owned = owned + z.table / p.tp * np.where((p.pp > 1) | z.tied, 1, 2)
+        state = owned / np.where(p.stage >= 1, p.dp_shard * p.cp, 1)
+        per_step = m * blocks
+        parts = {
+            "matrix products": per_step * linears.sum(0),
+            "attention": per_step * attention.sum(0),
+            "memory-bound kernels": per_step * small.sum(0),
+            "recomputation": per_step * again,
+            "tensor parallelism": per_step * 2 * tensor,
+            "context parallelism": per_step * context.sum(0),
+            "expert parallelism": per_step * 2 * experts,
+            "messages between stages": m * sends,
+            "vocabulary head and loss": m * at_head,
+            "pipeline bubble": bubble(p, forward, inputs, gradients),
+            "data parallelism": self.data(owned, forward, inputs + gradients),
+            "optimiser": state * 28 / self.rate,
+        }
+        tokens = self.seq * p.micro_batch * m * p.copies
+        flops = z.flops(1.0, self.seq) * tokens
+        return StepCost(parts, flops, p.gpus * self.peak)

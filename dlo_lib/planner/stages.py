@@ -1,0 +1,131 @@
+"""Stages of pipelines on arrays: blocks of a stage, micro-batches in flight, and the bubble.
+
+The formulas are those of ``parallel.pipeline``: of ``partition``, which balances the head against the blocks,
+and of the table in ``schedules``, which the simulator confirms.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dlo_lib.parallel.pipeline.table import ScheduleKind
+from dlo_lib.planner.plans import SCHEDULES, Array, Plans
+from dlo_lib.planner.sizes import ModelSizes
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The blocks of the first and of the last rank, of shape (plans,), and whether the last rank of the
+    pipeline has the head: not in a V, where the first rank has both ends."""
+
+    first: Array
+    last: Array
+    largest: Array
+    """Of one stage; a rank has ``chunks`` stages."""
+    head_on_first: Array
+
+
+def head_in_blocks(sizes: ModelSizes, seq: int) -> float:
+    """Return the FLOPs of the output projection as a number of blocks."""
+    return sizes.table / (sizes.matrices + sizes.queries * (seq + 1))
+
+
+def balanced_stages(plans: Plans, sizes: ModelSizes, seq: int) -> Stages:
+    """Return the blocks of the ranks as ``partition`` cuts them: the largest stage has the fewest blocks that
+    are possible with the head on the last stage."""
+    count = plans.pp * plans.chunks
+    head = head_in_blocks(sizes, seq)
+    others = np.maximum(count - 1, 1)
+
+    def slowest(blocks: Array) -> Array:
+        return np.maximum(blocks, np.maximum(sizes.layers - blocks * (count - 1), 0) + head)
+
+    even = np.ceil((sizes.layers + head) / count)
+    best = np.minimum(slowest(even), slowest(np.maximum(even - 1, 0)))
+    last = np.maximum(sizes.layers - np.floor(best + 1e-9) * (count - 1), 0)
+    largest = np.where(count > 1, np.ceil((sizes.layers - last) / others), sizes.layers)
+    last = np.where(count > 1, last, sizes.layers)
+    in_a_v = is_in_a_v(plans)
+
+    def up_to(stage: Array) -> Array:
+        """The blocks of the stages before ``stage``: the early ones have the most, and each has one."""
+        before = np.minimum(largest * stage, sizes.layers - last - np.maximum(count - 1 - stage, 0))
+        return np.where(stage >= count, sizes.layers, np.where(stage == 0, 0, np.maximum(before, 0)))
+
+    def blocks(rank: Array | int) -> Array:
+        total = np.zeros(len(plans))
+        for chunk in range(int(plans.chunks.max(initial=1))):
+            looped = chunk * plans.pp + rank
+            stage = np.where(in_a_v & (chunk % 2 == 1), (chunk + 1) * plans.pp - 1 - rank, looped)
+            total += np.where(chunk < plans.chunks, up_to(stage + 1) - up_to(stage), 0)
+        return total
+
+    return Stages(
+        first=blocks(0),
+        last=blocks(plans.pp - 1),
+        largest=largest,
+        head_on_first=in_a_v | (plans.pp == 1),
+    )
+
+
+def is_in_a_v(plans: Plans) -> Array:
+    """Return where the first rank has both ends of the model."""
+    kinds = [SCHEDULES.index(kind) for kind in (ScheduleKind.ZB_V, ScheduleKind.DUALPIPE_V)]
+    return (plans.pp > 1) & np.isin(plans.schedule, kinds)
+
+
+def _choose(plans: Plans, values: dict[ScheduleKind, Array], alone: Array | float) -> Array:
+    """Return the value of the schedule of each plan; ``alone`` without a pipeline."""
+    rows = np.stack([np.broadcast_to(values[kind], (len(plans),)) for kind in SCHEDULES])
+    chosen = rows[plans.schedule, np.arange(len(plans))]
+    return np.where(plans.pp > 1, chosen, alone)
+
+
+def in_flight(plans: Plans, rank: Array | int) -> Array:
+    """Return the micro-batches whose activations a rank holds, each for 1 / chunks of its blocks."""
+    p, m, v = plans.pp, plans.micro_batches, plans.chunks
+    group = -(-m // np.maximum(m // p, 1))
+    warm_up = (v - 1) * group + 2 * (p - rank - 1) + 1
+    return _choose(
+        plans,
+        {
+            ScheduleKind.NAIVE: np.ones(len(plans)),
+            ScheduleKind.AFAB: m,
+            ScheduleKind.ONE_F_ONE_B: np.minimum(m, p - rank),
+            ScheduleKind.INTERLEAVED: np.minimum(m * v, warm_up),
+            ScheduleKind.ZB_H1: np.minimum(m, p - rank),
+            ScheduleKind.ZB_H2: np.minimum(m, 2 * (p - rank) - 1),
+            ScheduleKind.ZB_V: np.minimum(2 * m, 2 * p),
+            ScheduleKind.DUALPIPE_V: np.minimum(2 * m, 2 * p + 1),
+        },
+        1.0,
+    )
+
+
+def bubble(plans: Plans, forward: Array, inputs: Array, weights: Array) -> Array:
+    """Return the time for which a rank waits in a step, in the unit of the arguments.
+
+    Args:
+        forward, inputs, weights: the time of one micro-batch on all stages of a rank, of the three parts.
+            Recomputation belongs to ``inputs``.
+    """
+    p, m, v = plans.pp, plans.micro_batches, plans.chunks
+    both = forward + inputs + weights
+    drain = (p - 1) * both
+    # With groups of nearly equal size, interleaved 1F1B has this bubble for every m >= p.
+    return _choose(
+        plans,
+        {
+            ScheduleKind.NAIVE: m * drain,
+            ScheduleKind.AFAB: drain,
+            ScheduleKind.ONE_F_ONE_B: drain,
+            ScheduleKind.INTERLEAVED: drain / v,
+            ScheduleKind.ZB_H1: (p - 1) * (forward + inputs - weights),
+            ScheduleKind.ZB_H2: (p - 1) * np.maximum(forward + inputs - 2 * weights, 0),
+            ScheduleKind.ZB_V: (p - 1) * np.maximum(forward + inputs - 2 * weights, 0) / v,
+            ScheduleKind.DUALPIPE_V: (p - 1) * forward / v,
+        },
+        0.0,
+    )

@@ -1,0 +1,118 @@
+"""The files of a chosen plan: the TOML file and the command of the trainer, and the same plan as options of
+Megatron-LM and as a configuration of torchtitan.
+
+Options of Megatron-LM: its ``arguments.py``.
+torchtitan: ``[parallelism]`` of its ``job_config.py``, where ``-1`` means all remaining ranks.
+"""
+
+from __future__ import annotations
+
+from dlo_lib.planner.plans import CONTEXTS, SCHEDULES, Checkpointing
+from dlo_lib.planner.search import Found
+
+_TORCHTITAN = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble", "afab": "GPipe"}
+
+
+def train_options(found: Found, row: int = 0) -> dict[str, str | int | bool]:
+    """Return the options of ``python -m dlo_lib.train`` for a plan, by the names of ``TrainConfig``."""
+    p, request = found.plans, found.request
+    stage = int(p.stage[row])
+    options: dict[str, str | int | bool] = {
+        "model": str(request.model),
+        "parallel": ("none" if p.gpus[row] == 1 else "ddp", "zero1", "zero2", "fsdp")[stage],
+        "batch": int(p.micro_batch[row]),
+        "accumulation": int(p.micro_batches[row]),
+        "seq": request.seq,
+        "precision": request.dtype,
+        "kernels": "fused" if p.fused[row] else "eager",
+        "checkpointing": bool(p.checkpointing[row] == Checkpointing.FULL),
+        "compile": bool(p.compiled[row]),
+    }
+    for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"):
+        if (degree := int(getattr(p, name)[row])) > 1:
+            options[name] = degree
+    if p.sequence_parallel[row]:
+        options["sequence_parallel"] = True
+    if p.cp[row] > 1:
+        options["context_kind"] = CONTEXTS[p.context[row]].value
+    if p.pp[row] > 1:
+        options["schedule"] = SCHEDULES[p.schedule[row]].value
+    return options
+
+
+def to_toml(found: Found, row: int = 0) -> str:
+    """Return the file that ``python -m dlo_lib.train --config FILE`` reads."""
+    lines = ["# Options of `python -m dlo_lib.train`; those of its command line take precedence."]
+    lines.append(f"# Predicted: {found.cost.seconds[row]:.3g} s a step on {found.request.gpus} GPUs.")
+    for name, value in train_options(found, row).items():
+        shown = str(value).lower() if isinstance(value, bool) else value
+        lines.append(f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {shown}")
+    return "\n".join(lines) + "\n"
+
+
+def train_arguments(found: Found, row: int = 0) -> list[str]:
+    """Return the arguments of ``python -m dlo_lib.train`` for a plan."""
+    words: list[str] = []
+    for name, value in train_options(found, row).items():
+        flag = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(flag)
+        elif value is not False:
+            words += [flag, str(value)]
+    return words
+
+
+def megatron_arguments(found: Found, row: int = 0) -> list[str]:
+    """Return the arguments of Megatron-LM's ``pretrain_gpt.py`` for a plan."""
+    p, sizes, request = found.plans, found.request.sizes, found.request
+    values = {
+        "--tensor-model-parallel-size": int(p.tp[row]),
+        "--pipeline-model-parallel-size": int(p.pp[row]),
+        "--context-parallel-size": int(p.cp[row]),
+        "--expert-model-parallel-size": int(p.ep[row]),
+        "--num-layers": sizes.layers,
+        "--hidden-size": sizes.hidden,
+        "--ffn-hidden-size": sizes.intermediate,
+        "--num-attention-heads": sizes.heads,
+        "--num-query-groups": sizes.kv_heads,
+        "--seq-length": request.seq,
+        "--micro-batch-size": int(p.micro_batch[row]),
+        "--global-batch-size": request.batch,
+    }
+    if p.pp[row] > 1 and p.chunks[row] > 1:
+        layers = max(1, sizes.layers // int(p.pp[row] * p.chunks[row]))
+        values["--num-layers-per-virtual-pipeline-stage"] = layers
+    words = [word for name, value in values.items() for word in (name, str(value))]
+    words += ["--swiglu", "--group-query-attention", "--bf16"]
+    words += ["--sequence-parallel"] * bool(p.sequence_parallel[row])
+    words += ["--use-distributed-optimizer"] * (0 < int(p.stage[row]) < 3)
+    words += ["--use-torch-fsdp2"] * (int(p.stage[row]) == 3)
+    if p.checkpointing[row] == Checkpointing.FULL:
+        full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+        words += full.split()
+    return words
+
+
+def torchtitan_config(found: Found, row: int = 0) -> str:
+    """Return the sections of a torchtitan configuration that a plan decides."""
+    p, request = found.plans, found.request
+    schedule = SCHEDULES[p.schedule[row]].value
+    mode = "full" if p.checkpointing[row] == Checkpointing.FULL else "none"
+    lines = [
+        "[training]",
+        f"local_batch_size = {int(p.micro_batch[row] * p.micro_batches[row])}",
+        f"global_batch_size = {request.batch}",
+        f"seq_len = {request.seq}",
+        "",
+        "[parallelism]",
+        f"data_parallel_replicate_degree = {int(p.dp_replicate[row])}",
+        f"data_parallel_shard_degree = {int(p.dp_shard[row])}",
+        f"tensor_parallel_degree = {int(p.tp[row])}",
+        f"context_parallel_degree = {int(p.cp[row])}",
+        f"pipeline_parallel_degree = {int(p.pp[row])}",
+        f"expert_parallel_degree = {int(p.ep[row])}",
+    ]
+    if p.pp[row] > 1:
+        lines.append(f'pipeline_parallel_schedule = "{_TORCHTITAN.get(schedule, schedule)}"')
+        lines.append(f"pipeline_parallel_microbatch_size = {int(p.micro_batch[row])}")
+    return "\n".join([*lines, "", "[activation_checkpoint]", f'mode = "{mode}"', ""])

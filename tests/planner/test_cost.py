@@ -1,0 +1,127 @@
+"""The time of a step: calibrated on ten published runs, tested on six others, by part as the formulas say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dlo_lib.base.errors import UserError
+from dlo_lib.hardware import GpuNodes, gpu, link
+from dlo_lib.models.counts import flops_per_token, parameters
+from dlo_lib.planner import LIBRARY, MEGATRON, ModelSizes, Plans, library_stack, step_cost
+from dlo_lib.planner.calibration import H100_TOKENS, anchored_by, errors, fit, leave_one_out, published
+from dlo_lib.planner.plans import Checkpointing
+from dlo_lib.planner.stack import BOUNDS, CONSTANTS
+
+A100 = GpuNodes(gpu("a100-80"), 8, link("hdr"), 8)
+H100 = GpuNodes(gpu("h100-80"), 4, link("ndr"), 4)
+GPT = ModelSizes.gpt(8192, 48, 64)
+
+
+def test_the_published_table_is_predicted_within_a_point_on_average_and_two_at_most():
+    found = np.abs(errors(published(), MEGATRON))
+    assert len(found) == 10
+    assert found.mean() <= 1.0
+    assert found.max() <= 2.0
+
+
+def test_the_constants_are_those_of_the_fit_and_within_their_physical_bounds():
+    fitted = fit(published(), replace(MEGATRON, matmul=0.7, memory=0.88, sends=0.3))
+    for name in CONSTANTS:
+        low, high = BOUNDS[name]
+        assert low <= getattr(MEGATRON, name) <= high
+        assert getattr(fitted, name) == pytest.approx(getattr(MEGATRON, name), rel=0.05)
+
+
+def test_each_run_is_predicted_from_the_other_nine():
+    assert np.abs(leave_one_out(published())).mean() <= 1.2
+
+
+def test_runs_of_the_same_stack_that_no_constant_has_seen_are_within_two_points():
+    found = np.abs(errors(published("unseen"), MEGATRON))
+    assert len(found) == 6
+    assert found.max() <= 2.0
+
+
+def test_the_sizes_are_those_of_the_library():
+    for name in ("llama-3.2-1b", "llama-3.3-70b", "llama-3.1-8b"):
+        sizes = ModelSizes.of(name)
+        assert sizes.parameters == parameters(name)
+        assert sizes.flops(1, 2048) == flops_per_token(name, 2048)
+    assert ModelSizes.of("llama-3.3-70b").parameters == 70_553_706_496
+
+
+def test_the_anchor_on_an_h100_gives_its_measured_tokens():
+    cost = step_cost(ModelSizes.of("llama-3.2-1b"), Plans.of(micro_batch=2), 2048, H100, library_stack(H100))
+    assert 2 * 2048 / cost.seconds[0] == pytest.approx(H100_TOKENS)
+    assert 100 * cost.mfu[0] == pytest.approx(28.7, abs=0.1)
+
+
+def test_an_anchor_that_is_faster_than_its_communication_is_refused():
+    plans = Plans.of(dp_replicate=16, micro_batch=1)
+    with pytest.raises(UserError, match="its communication alone .* as predicted: check --site"):
+        anchored_by(LIBRARY, ModelSizes.of("llama-3.2-1b"), plans, 128, H100, 1e-6)
+
+
+def part(name: str, sizes: ModelSizes = GPT, nodes: GpuNodes = A100, **fields) -> np.ndarray:
+    return step_cost(sizes, Plans.of(**fields), 2048, nodes, MEGATRON, "fp16").parts[name]
+
+
+def test_tensor_parallelism_sends_eight_bsh_by_t_minus_1_over_t_and_slows_across_nodes():
+    one = part("tensor parallelism", tp=[2, 4, 8], micro_batch=4)
+    elements = 8 * 4 * 2048 * 8192 * np.array([1 / 2, 3 / 4, 7 / 8]) * 48
+    seconds = 2 * elements / (A100.inside * MEGATRON.links)
+    assert one == pytest.approx(seconds, rel=0.02)
+    inside, across = part("tensor parallelism", tp=[8, 16], micro_batch=4)
+    assert across > 1.4 * inside, "two nodes share eight links, which are slower than NVLink"
+
+
+def test_sequence_parallelism_sends_the_same():
+    whole, parts = part("tensor parallelism", tp=8, sequence_parallel=[False, True])
+    assert whole == parts
+
+
+def test_a_deeper_pipeline_has_the_bubble_of_its_formula():
+    plans = Plans.of(pp=[2, 4, 8], tp=8, micro_batches=8)
+    cost = step_cost(GPT, plans, 2048, A100, MEGATRON, "fp16")
+    busy = cost.parts["matrix products"] + cost.parts["attention"] + cost.parts["memory-bound kernels"]
+    busy = busy + cost.parts["tensor parallelism"] + cost.parts["messages between stages"]
+    assert cost.parts["pipeline bubble"] / busy == pytest.approx((plans.pp - 1) / 8, rel=1e-6)
+
+
+def test_checkpointing_adds_a_forward():
+    none, full = part("recomputation", tp=8, checkpointing=[Checkpointing.NONE, Checkpointing.FULL])
+    cost = step_cost(GPT, Plans.of(tp=8), 2048, A100, MEGATRON, "fp16")
+    forward = sum(cost.parts[name] for name in ("matrix products", "attention", "memory-bound kernels"))
+    assert none == 0
+    assert 0.3 * forward[0] < full < 0.5 * forward[0]
+
+
+def test_every_part_is_never_negative_and_their_sum_is_the_step():
+    plans = Plans.of(
+        pp=[1, 2, 4, 1], tp=[1, 2, 1, 8], cp=[1, 2, 1, 2], dp_shard=[8, 2, 2, 1], stage=[3, 3, 0, 0],
+        dp_replicate=[1, 1, 1, 2], micro_batches=8, compiled=[False, True, False, True],
+    )  # fmt: skip
+    cost = step_cost(ModelSizes.of("llama-3.1-8b"), plans, 4096, H100, LIBRARY)
+    assert all((seconds >= 0).all() for seconds in cost.parts.values())
+    assert cost.seconds == pytest.approx(sum(cost.parts.values()))
+    assert ((cost.mfu > 0) & (cost.mfu < 1)).all()
+
+
+def test_experts_send_tokens_and_a_ring_hides_behind_attention():
+    sizes = ModelSizes(4096, 8192, 16, 32, 8, 128, 32_000, expert_parameters=10**8, top_k=2)
+    plans = Plans.of(dp_shard=8, ep=[1, 8], stage=3)
+    sent = step_cost(sizes, plans, 4096, H100, LIBRARY).parts["expert parallelism"]
+    assert sent[0] == 0 < sent[1]
+    ring, heads = step_cost(
+        ModelSizes.of("llama-3.1-8b"), Plans.of(cp=4, context=[0, 1]), 65_536, H100, LIBRARY
+    ).parts["context parallelism"]
+    assert ring < heads, "at 65,536 tokens, attention takes longer than its messages"
+
+
+def test_a_gpu_without_the_dtype_is_refused():
+    v100 = GpuNodes(gpu("v100-32"), 4, link("opa-100"), 4)
+    with pytest.raises(UserError, match="no native bf16"):
+        step_cost(GPT, Plans.of(), 2048, v100, LIBRARY)
