@@ -1,4 +1,4 @@
-"""Communication: a tracer of collectives, an explainer of deadlocks, and collectives written out.
+"""Communication: a tracer of collectives, an explainer of deadlocks, collectives written out, compression.
 
 The tracer records every communication call of a process: calls of ``torch.distributed``, of functional
 collectives, of PyTorch's DDP, FSDP2 and DTensor, and of this library, on gloo and NCCL. Trace one rank::
@@ -47,6 +47,7 @@ In reading order:
 - ``calls``: the record of one call, which all share
 - ``tracing``: records the calls
 - ``deadlock``: explains them; it imports ``tracing``
+- ``compression``: approximate sums of fewer bytes
 - ``fake_ranks``: a process group in one process
 
 This file imports nothing, because the process that watches the ranks of a node works without torch.

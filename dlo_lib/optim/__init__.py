@@ -16,6 +16,7 @@ Optimisers:
 - ``soap``: Adam in the eigenbases of Shampoo
 - ``adamw_8bit``: AdamW with states of 8 bits
 - ``schedule_free``: AdamW with an average in place of a schedule
+- ``one_bit_adam``: Adam that sends its momentum in one bit
 
 The learning rate:
 
@@ -35,7 +36,7 @@ Number formats:
 
 - ``precision``: number formats, loss scaling and master weights
 
-The room imports ``kernels``, ``data`` and ``models``; only the registry imports ``kernels``.
+The room imports ``kernels``, ``data``, ``models`` and ``comm``; only the registry imports ``kernels``.
 """
 
 from dlo_lib.optim.adapter import ScheduleLR

@@ -4,7 +4,8 @@ during backward.
 - ``wrapper``: the module that is called
 - ``reducer``: averages the gradients of a backward pass; it decides when a bucket is sent
 - ``grad_bucket``: one message
-- ``comm_hooks``: how a bucket is summed, exactly or approximately
+- ``comm_hooks``: how a bucket is summed: exactly, or rounded
+- ``compressed_sums``: hooks that send less than the gradients
 - ``join``: ranks with unequal numbers of batches
 - ``static_graph``: steps that use the same parameters each time
 

@@ -88,6 +88,16 @@ class GradBucket:
         """Views of ``flat``, one for each parameter, with the shape of the parameter."""
         return tuple(self.view(slot) for slot in self.slots)
 
+    @staticmethod
+    def part(flat: Tensor, slot: GradSlot) -> Tensor:
+        """Return the elements of ``slot`` in a tensor like ``flat``, in their order in memory, a view."""
+        return flat[slot.offset : slot.offset + slot.param.numel()]
+
+    @property
+    def key(self) -> str:
+        """The parameters of the bucket, which are others after the buckets are rebuilt."""
+        return ",".join(str(slot.index) for slot in self.slots)
+
     def view(self, slot: GradSlot) -> Tensor:
         """Return the view of ``flat`` that is the gradient of ``slot``."""
         return self.flat.as_strided(slot.param.shape, slot.strides, slot.offset)

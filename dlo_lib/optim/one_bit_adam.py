@@ -1,0 +1,183 @@
+"""1-bit Adam: Adam until its variance is stable, then momentum with the variance frozen, sent in one bit.
+
+    warm-up:      g <- mean over ranks        m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g²
+    compressed:   m <- b1 m + (1 - b1) g of this rank        m <- one-bit mean of m over ranks
+    both:         p <- p - lr (m / (sqrt(v) + eps) + wd p)
+
+Error feedback corrects a compression only where the update is linear in what is sent, and Adam's is not: v
+is quadratic. With v frozen, the update is linear in the momentum. In the warm-up, m and v are corrected for
+their start at zero; the correction of v is frozen with it.
+
+The switch, by the criterion of the paper: Δ = 1 / (1 - b2) steps change the norm of the corrected variance
+little,
+
+    |v'_t|₁ / |v'_(t-Δ)|₁ >= 0.96        after the warm-up of the learning rate
+
+The uncorrected v grows in all early steps, whatever the gradients are, and its ratio says nothing.
+
+The optimiser communicates itself, so gradients are those of each rank: the model is not in DDP, or its
+backward is in ``model.no_sync()``. Bytes of a compressed step: 96.9 % less than those of fp32 gradients.
+
+Paper: H. Tang et al., 1-bit Adam, algorithm 1 and section 7.1 (arXiv:2102.02888). DeepSpeed's implementation
+needs a GPU and NCCL.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from dlo_lib.base.errors import UserError
+from dlo_lib.comm.compression.one_bit_mean import OneBitMean
+
+STABLE = 0.96
+
+
+class VarianceCriterion:
+    """Says when Adam's variance is stable.
+
+    Args:
+        beta2: the factor of the variance; the criterion compares steps 1 / (1 - beta2) apart.
+        after: the first step that may be the last of the warm-up, at least that of the learning rate.
+        threshold: the least ratio of the norms.
+    """
+
+    def __init__(self, beta2: float, after: int = 0, threshold: float = STABLE) -> None:
+        self.distance = max(1, round(1 / (1 - beta2)))
+        self.after, self.threshold = after, threshold
+        self.norms: deque[float] = deque(maxlen=self.distance + 1)
+
+    def stable(self, step: int, norm: float) -> bool:
+        """Return whether the variance is stable after ``step``, with the norm |v'|₁ of the corrected one."""
+        self.norms.append(norm)
+        if len(self.norms) <= self.distance or step < self.after:
+            return False
+        return norm >= self.threshold * self.norms[0]
+
+
+class OneBitAdam(torch.optim.Optimizer):
+    """The optimiser of the module's docstring. All parameters have one dtype and one learning rate per group.
+
+    Args:
+        params: parameters or parameter groups. Every rank has the same ones, with equal values.
+        lr: the learning rate.
+        betas: the factors b1 and b2.
+        eps: the constant beside the root.
+        weight_decay: the factor wd, decoupled as in AdamW.
+        freeze_after: the last step of the warm-up; None for the criterion above.
+        lr_warmup: the steps in which the caller's schedule raises the learning rate; the criterion waits.
+        group: the ranks; None is all of them.
+        error_feedback: False to lose what the signs leave out, to compare.
+
+    Raises:
+        UserError: in ``step``, a parameter has no gradient, or a sparse one.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        freeze_after: int | None = None,
+        lr_warmup: int = 0,
+        group: dist.ProcessGroup | None = None,
+        error_feedback: bool = True,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        self.betas, self.eps, self.freeze_after, self.process_group = betas, eps, freeze_after, group
+        self.steps, self.frozen_at = 0, 0
+        self.criterion = VarianceCriterion(betas[1], lr_warmup)
+        self._mean = OneBitMean(group, error_feedback)
+        self._params = [param for each in self.param_groups for param in each["params"]]
+        size = sum(param.numel() for param in self._params)
+        self.momentum = torch.zeros(size, dtype=self._params[0].dtype, device=self._params[0].device)
+        self.variance = torch.zeros_like(self.momentum)
+
+    @property
+    def compressing(self) -> bool:
+        """Whether the variance is frozen and the momentum is sent in one bit."""
+        return self.frozen_at > 0
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Communicate, and update all parameters. Every rank calls it.
+
+        Args:
+            closure: computes the gradients and returns the loss, which is the result.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        gradient = self._gradient()
+        self.steps += 1
+        beta1, beta2 = self.betas
+        if self.compressing:
+            self.momentum.lerp_(gradient, 1 - beta1)
+            self.momentum.copy_(self._mean(self.momentum))
+        else:
+            dist.all_reduce(gradient, group=self.process_group)
+            gradient /= dist.get_world_size(self.process_group)
+            self.momentum.lerp_(gradient, 1 - beta1)
+            self.variance.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        corrected = self.variance / (1 - beta2 ** (self.frozen_at or self.steps))
+        if not self.compressing and self._is_last_of_warmup(float(corrected.sum())):
+            self.frozen_at = self.steps
+        direction = self.momentum / (1 - beta1**self.steps)
+        self._apply(direction.div_(corrected.sqrt_().add_(self.eps)))
+        return loss
+
+    def _is_last_of_warmup(self, norm: float) -> bool:
+        stable = self.criterion.stable(self.steps, norm)
+        return stable if self.freeze_after is None else self.steps >= self.freeze_after
+
+    def _gradient(self) -> Tensor:
+        """Return the gradient of this rank, (elements,), a copy."""
+        grads = []
+        for number, param in enumerate(self._params):
+            if param.grad is None or param.grad.layout is not torch.strided:
+                kind = "no gradient" if param.grad is None else "a sparse gradient"
+                raise UserError(
+                    f"parameter {number} has {kind}, and 1-bit Adam sends one tensor of all: give it only "
+                    "parameters that every step uses, with sparse=False in embeddings"
+                )
+            grads.append(param.grad.flatten())
+        return torch.cat(grads)
+
+    def _apply(self, direction: Tensor) -> None:
+        parts = iter(direction.split([param.numel() for param in self._params]))
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.mul_(1 - group["lr"] * group["weight_decay"])
+                param.add_(next(parts).view(param.shape), alpha=-group["lr"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of this rank, which includes its errors: each rank saves its state."""
+        kept = {
+            "steps": self.steps,
+            "frozen_at": self.frozen_at,
+            "momentum": self.momentum,
+            "variance": self.variance,
+            "norms": list(self.criterion.norms),
+            "errors": self._mean.state_dict(),
+        }
+        return {**super().state_dict(), "one_bit": kept}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from the state of the same rank."""
+        kept = state_dict["one_bit"]
+        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        self.steps, self.frozen_at = kept["steps"], kept["frozen_at"]
+        self.momentum.copy_(kept["momentum"])
+        self.variance.copy_(kept["variance"])
+        self.criterion.norms.clear()
+        self.criterion.norms.extend(kept["norms"])
+        self._mean.load_state_dict(kept["errors"])
