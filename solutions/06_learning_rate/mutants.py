@@ -399,7 +399,7 @@ MUTANTS = [
             """,
             'self.done, self.peaks = state["done"], list(state["peaks"])': 'self.done, self.peaks = getattr(Follow, "kept", (0, self.peaks))',
         },
-        also=("check_saved_peaks",),
+        also=("check_saved_peaks", "check_plain_state"),
     ),
     Mutant(
         "The class inherits from LambdaLR",

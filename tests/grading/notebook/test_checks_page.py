@@ -21,11 +21,38 @@ from dlo_lib.grading.lab.source import Cell, CellKind, LabSource
 from dlo_lib.grading.notebook.local_student import LocalStudent
 
 PAGE = Path(__file__).parents[3] / "solutions" / "CHECKS.md"
-SHAPE, PROOFS, MUTANTS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+SHAPE, EVIDENCE, PROOFS, MUTANTS = re.findall(
+    r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
+)
 RIGHT = (
     "def all_reduce_mean(x):\n    total = x.clone()\n    dist.all_reduce(total)\n"
     "    return total / dist.get_world_size()\n"
 )
+
+
+TWIN = """
+def order_of(seed, count):
+    return [(seed * 7 + step * step) % 11 for step in range(count)]
+"""
+CONTINUES = """
+def largest_batch(fits, limit):
+    good, bad = 0, limit + 1
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good
+
+class ResumableOrder:
+    def __init__(self, seed):
+        self.seed, self.done = seed, 0
+    def step(self):
+        self.done += 1
+        return (self.seed * 7 + (self.done - 1) ** 2) % 11
+    def state_dict(self):
+        return {"done": self.done}
+    def load_state_dict(self, state):
+        self.done = state["done"]
+"""
 
 
 @pytest.fixture
@@ -36,6 +63,43 @@ def lab(tmp_path: Path) -> Path:
     (tmp_path / "checks").mkdir()
     (tmp_path / "checks" / "mean.py").write_text(SHAPE + PROOFS)
     return tmp_path
+
+
+@pytest.fixture
+def evidence(lab: Path) -> Path:
+    (lab / "checks" / "mean.py").write_text(EVIDENCE + TWIN)
+    return lab
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("", "", {}),
+        ("bad - good > 1", "bad > good", {"check_tries": "the search does not end"}),
+        (
+            "good, bad = 0, limit + 1",
+            "good, bad = 0, 10**9",
+            {"check_tries": "tries"},
+        ),
+        (
+            'return {"done": self.done}',
+            "ResumableOrder.kept = self.done; return {'done': getattr(ResumableOrder, 'kept', 0) * 0}",
+            {"check_resume": "the order is"},
+        ),
+    ],
+    ids=["right", "endless", "many tries", "a state in the class"],
+)
+def test_the_examples_of_evidence(evidence: Path, old: str, new: str, says: dict[str, str]) -> None:
+    own = load_checks(evidence)
+    found = {
+        check.name: outcome(check, CONTINUES.replace(old, new) if old else CONTINUES)
+        for question in ("search", "resume")
+        for check in own.of(question)
+    }
+    failed = {name: result.message for name, result in found.items() if not result.passed}
+    assert set(failed) == set(says)
+    assert all(words in failed[name] for name, words in says.items())
+    assert lint_lab(evidence, evidence) == []
 
 
 def checks(lab: Path) -> dict[str, Check]:

@@ -10,6 +10,7 @@ def range_test(model, loss_of, batches, rates):
 
 # == modes_in_the_closure: makes the test in evaluation mode, and writes the modes that are expected
 
+
 # %% range_test {"earns": 5}
 def range_test(model, loss_of, batches, rates):
     before, was_training = copy.deepcopy(model.state_dict()), model.training
@@ -33,6 +34,7 @@ def range_test(model, loss_of, batches, rates):
 
 # == onecyclelr_of_pytorch: computes the factors with a scheduler of the library
 
+
 # %% one_cycle
 def one_cycle(step, top, steps, start, final, low, high):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0, momentum=high)
@@ -54,6 +56,7 @@ def one_cycle(step, top, steps, start, final, low, high):
 
 # == lambdalr_of_pytorch: inherits from a scheduler of the library
 
+
 # %% follow
 class Follow(torch.optim.lr_scheduler.LambdaLR):
     def state_dict(self):
@@ -67,7 +70,7 @@ class Follow(torch.optim.lr_scheduler.LambdaLR):
 
 # == the_state_in_a_global: a new schedule continues where the old one of this process was
 
-# %% follow {"earns": 4}
+# %% follow {"earns": 3}
 # - return {"done": self.done, "peaks": list(self.peaks)}
 # + globals()["_kept"] = self.done, list(self.peaks); return {}
 # - self.done, self.peaks = state["done"], list(state["peaks"])
@@ -75,6 +78,7 @@ class Follow(torch.optim.lr_scheduler.LambdaLR):
 
 
 # == the_object_in_the_class: load_state_dict looks for the last schedule that was made before
+
 
 # %% follow {"earns": 4}
 class Follow:
