@@ -56,12 +56,13 @@ class OperationRecorder(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        args = _with_places(func, args)
+        given, args = args, _with_places(func, args)
         if func.namespace == "profiler":  # a named region, which computes nothing
             return func(*args, **kwargs)
-        if _draws_new(func, (args, kwargs)) or self._places_of_constants(func, args):
+        if _draws(func, args, kwargs) or self._places_of_constants(func, args):
             result = func(*args, **kwargs)
             self._alive.append(result)
+            self._names.pop(id(result), None)  # its values are a constant from now on
             return result
         node = {
             "name": f"n{len(self.nodes)}",
@@ -71,6 +72,8 @@ class OperationRecorder(TorchDispatchMode):
             "args": [self._plain(arg) for arg in args],
             "kwargs": {name: self._plain(value) for name, value in kwargs.items()},
         }
+        if args is not given:
+            node["masked"] = True
         self.nodes.append(node)
         result = func(*args, **kwargs)
         self._alive.append(result)
@@ -139,19 +142,24 @@ def _with_places(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments of an operation, with places instead of a mask that selects rows.
 
     The size of the result depends on the values of a mask, and a replay computes all sizes before it runs.
+    A node with places instead of a mask has ``"masked": True``.
     """
-    if func is not torch.ops.aten.index.Tensor:
+    if func is not torch.ops.aten.index.Tensor or not any(map(_is_mask, args[1])):
         return args
     places: list[Tensor | None] = []
     with torch.utils._python_dispatch._disable_current_modes():
         for index in args[1]:
-            mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
-            places += index.nonzero().unbind(1) if mask else [index]
+            places += index.nonzero().unbind(1) if _is_mask(index) else [index]
     return args[0], places
 
 
-def _draws_new(func: Any, given: Any) -> bool:
-    """Whether ``func`` draws random numbers into a new tensor."""
-    return torch.Tag.nondeterministic_seeded in func.tags and not any(
-        isinstance(leaf, Tensor) for leaf in tree_leaves(given)
-    )
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether ``func`` draws random numbers into a new tensor, or in place of all values of one."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    return not given or (func._schema.is_mutable and len(given) == 1)

@@ -8,7 +8,7 @@ from dlo_lib.labkit.compare import near
 
 from .checks.correcting import counts_batch, right_counts
 from .checks.limits import intervals
-from .checks.reading import KINDS, kinds_case
+from .checks.reading import kinds_case
 from .checks.scenarios import counted
 from .checks.twins import MAIN, flops_of, kinds_of, own_times, parents_of
 
@@ -36,8 +36,8 @@ def check_deep(student, t):
 @check("kinds", points=1)
 def check_all_kinds(student, t):
     "Nested kinds, other tracks and spans outside of the steps together"
-    spans = kinds_case(t, nested_kinds=True, extra=True)
-    got, want = student.kind_times(spans, KINDS), kinds_of(spans, KINDS)
+    case = kinds_case(t, nested_kinds=True, extra=True)
+    got, want = student.kind_times(*case), kinds_of(*case)
     t.that(type(got) is dict and set(got) == set(want), "kind_times(...) should return the four kinds")
     for kind, value in want.items():
         t.that(

@@ -320,7 +320,7 @@ MUTANTS = [
     Mutant(
         "An infinite factor changes nothing",
         "check_removed",
-        says="the step without forward",
+        says="the step without",
         replace={
             "value / faster.get(name, 1)": "value / (1 if math.isinf(faster.get(name, 1)) else faster.get(name, 1))"
         },

@@ -46,7 +46,9 @@ def test_the_operations_run_again_on_other_inputs(function):
 
 def test_random_numbers_are_constants():
     def shuffled(x):
-        return x[torch.randperm(len(x), generator=torch.Generator().manual_seed(3))] * 2
+        generator = torch.Generator().manual_seed(3)
+        factors = torch.ones(len(x), 1).uniform_(generator=generator)
+        return x[torch.randperm(len(x), generator=generator)] * factors
 
     first, second = torch.randn(5, 2), torch.randn(5, 2)
     (again,) = replay(recorded(shuffled, first), [second])
@@ -59,6 +61,13 @@ def test_named_regions_are_no_operations():
             return x * 2
 
     assert [node["op"] for node in recorded(named, torch.randn(2))["nodes"]] == ["mul.Tensor"]
+
+
+def test_an_index_with_a_mask_is_marked():
+    x = torch.tensor([1.0, -2.0, 3.0])
+    for function, masked in ((lambda x: x[x > 0], True), (lambda x: x[torch.arange(2)], False)):
+        nodes = recorded(function, x)["nodes"]
+        assert any(node.get("masked") is True for node in nodes) is masked
 
 
 def test_only_a_loop_has_more_operations_for_a_larger_batch():

@@ -14,14 +14,15 @@ from dlo_lib.labkit.compare import entry, near, same, wrong_if
 from . import scenarios, twins
 from .twins import KIND_NAMES, MAIN, Span
 
-PHASES = ("load", "forward", "backward")
+PHASES = ("load", "forward", "backward", "optimizer", "validate", "save")
+"""Names of phases; a case draws some of them."""
 
 # -- 1 · spans
 
 
 def spans_of(student, t) -> tuple[list[Any], list[Span]]:
     """What the student reads in a shuffled trace, and the drawn spans."""
-    steps = twins.drawn_steps(t, 2, PHASES[:2], start=t.integer(2, 5))
+    steps = twins.drawn_steps(t, 2, t.shuffled(PHASES)[:2], start=t.integer(2, 5))
     want = twins.ordered([*steps, *twins.elsewhere(steps)])
     first = t.integer(10**6, 10**9)
     got = student.read_spans(twins.trace_of(t.shuffled(want), first))
@@ -224,20 +225,21 @@ def check_self(student, t):
 # -- 3 · phases
 
 
-def phases_case(t, extra: bool) -> list[Span]:
-    """Draw steps in which the phase `load` occurs twice; with `extra` phases before, between and after the
-    steps, and on another track."""
-    spans = twins.drawn_steps(t, t.integer(2, 3), ("load", *PHASES), start=10)
+def phases_case(t, extra: bool) -> tuple[list[Span], list[str]]:
+    """Draw three phases, and steps in which the first occurs twice; with `extra` there are phases before,
+    between and after the steps, and on another track."""
+    phases = t.shuffled(PHASES)[:3]
+    spans = twins.drawn_steps(t, t.integer(2, 3), [phases[0], *phases], start=10)
     if extra:
-        after = [span_of(t.choice(PHASES), step["end"], 1) for step in twins.steps_of(spans)]
-        spans += [span_of("load", 1, t.integer(2, 6)), *after]
-        spans += [span for span in twins.elsewhere(spans) if span["name"] in PHASES]
-    return twins.ordered(spans)
+        after = [span_of(t.choice(phases), step["end"], 1) for step in twins.steps_of(spans)]
+        spans += [span_of(phases[0], 1, t.integer(2, 6)), *after]
+        spans += [span for span in twins.elsewhere(spans) if span["name"] in phases]
+    return twins.ordered(spans), phases
 
 
-def phases_of(student, t, spans: list[Span]) -> dict[str, float]:
-    got = student.phase_times(spans, list(PHASES))
-    return {name: entry(t, got, name, "phase_times(...)") for name in (*PHASES, "other")}
+def phases_of(student, t, spans: list[Span], phases: list[str]) -> dict[str, float]:
+    got = student.phase_times(spans, phases)
+    return {name: entry(t, got, name, "phase_times(...)") for name in (*phases, "other")}
 
 
 def span_of(name: str, begin: int, length: int) -> Span:
@@ -245,13 +247,15 @@ def span_of(name: str, begin: int, length: int) -> Span:
     return {"name": name, "track": MAIN, "begin": begin, "end": begin + length}
 
 
-def same_phases(t, got: dict[str, float], spans: list[Span], mistakes: dict[str, str]) -> None:
+def same_phases(
+    t, got: dict[str, float], spans: list[Span], phases: list[str], mistakes: dict[str, str]
+) -> None:
     """The mean times of the phases are right."""
-    right = twins.times_of(spans, PHASES)
-    for name in PHASES:
-        wrong = {text: twins.times_of(spans, PHASES, mistake)[name] for text, mistake in mistakes.items()}
+    right = twins.times_of(spans, phases)
+    for name in phases:
+        wrong = {text: twins.times_of(spans, phases, mistake)[name] for text, mistake in mistakes.items()}
         wrong_if(t, got[name], right[name], wrong)
-    for name in PHASES:
+    for name in phases:
         what = "the time of {name} in a step in ms"
         t.close(got[name], right[name], what, rtol=1e-6, atol=1e-8, name=name)
 
@@ -259,37 +263,37 @@ def same_phases(t, got: dict[str, float], spans: list[Span], mistakes: dict[str,
 @check("phases", points=1)
 def check_phase_times(student, t):
     "The mean of each phase in a step"
-    spans = phases_case(t, extra=False)
+    spans, phases = phases_case(t, extra=False)
     mistakes = {
         "These are the sums of all steps: divide by the number of steps.": "sum",
         "Only the last occurrence of a phase counts: add all of them.": "last",
         "The sum is divided by the number of occurrences: a phase may occur twice in a step, and the mean "
         "is that of the steps.": "phases",
     }
-    same_phases(t, phases_of(student, t, spans), spans, mistakes)
+    same_phases(t, phases_of(student, t, spans, phases), spans, phases, mistakes)
 
 
 @check("phases", points=1)
 def check_outside(student, t):
     "Phases outside of the steps and on other tracks do not count"
-    spans = phases_case(t, extra=True)
-    got = phases_of(student, t, spans)
+    spans, phases = phases_case(t, extra=True)
+    got = phases_of(student, t, spans, phases)
     of_main = [span for span in spans if span["track"] == MAIN]
     lessons = {
         "between": "A phase between two steps is counted: keep those that begin within a step.",
         "anywhere": "A phase outside of the steps is counted: keep those that begin within a step.",
     }
-    for name in PHASES:
-        right = twins.times_of(of_main, PHASES)[name]
+    for name in phases:
+        right = twins.times_of(of_main, phases)[name]
         for mistake, message in lessons.items():
-            wrong = twins.times_of(of_main, PHASES, mistake)[name]
+            wrong = twins.times_of(of_main, phases, mistake)[name]
             t.that(near(right, wrong) or not near(got[name], wrong), message)
     mistakes = {
         "Phases outside of the steps and on other tracks are counted: keep those of the track of the steps "
         "that begin within a step.": "anywhere",
         "A phase on another track is counted: a thread beside the steps takes no time of theirs.": "tracks",
     }
-    same_phases(t, got, spans, mistakes)
+    same_phases(t, got, spans, phases, mistakes)
 
 
 @check("phases", points=1)
@@ -300,39 +304,37 @@ def check_other(student, t):
         "mean duration of a step"
     )
     for _ in range(2):
-        spans = phases_case(t, extra=False)
-        got, want = phases_of(student, t, spans)["other"], twins.times_of(spans, PHASES)["other"]
+        spans, phases = phases_case(t, extra=False)
+        got = phases_of(student, t, spans, phases)["other"]
+        want = twins.times_of(spans, phases)["other"]
         t.that(near(got, want), message, got=got, want=want)
 
 
 # -- 4 · kinds
 
-KINDS = {"aten::to": "conversion", "aten::item": "read"}
+CONVERSIONS, READS = ("aten::to", "aten::contiguous"), ("aten::item", "cudaStreamSynchronize")
+CALLS = {"conversion": "aten::copy_", "read": "aten::_local_scalar_dense"}
+"""A conversion and a read → what each calls."""
 
 
-CALLS = {"aten::to": "aten::copy_", "aten::item": "aten::_local_scalar_dense"}
-
-
-"""A conversion and a read → the operator that each calls."""
-
-
-def called(name: str, begin: int, length: int, nested_kinds: bool) -> list[Span]:
+def called(name: str, kind: str, begin: int, length: int, nested_kinds: bool) -> list[Span]:
     """A conversion or a read; with `nested_kinds` it calls other operators."""
-    names = (name, CALLS[name], "aten::empty_strided") if nested_kinds else (name,)
+    names = (name, CALLS[kind], "aten::empty_strided") if nested_kinds else (name,)
     return [span_of(each, begin, length - depth) for depth, each in enumerate(names)]
 
 
-def kinds_case(t, nested_kinds: bool, extra: bool) -> list[Span]:
-    """Draw steps with conversions and reads; with `nested_kinds` they call other operators and operators call
-    them, with `extra` there are some before, between and after the steps."""
+def kinds_case(t, nested_kinds: bool, extra: bool) -> tuple[list[Span], dict[str, str]]:
+    """Draw kinds, and steps with conversions and reads; with `nested_kinds` they call other operators and
+    operators call them, with `extra` there are some before, between and after the steps."""
     steps, now = [], 12
+    kinds = {t.choice(CONVERSIONS): "conversion", t.choice(READS): "read"}
     for number in range(t.integer(2, 3)):
         begin, now = now, now + 1
-        for name in PHASES[:2]:
+        for name in t.shuffled(PHASES)[:2]:
             phase, now = now, now + t.integer(1, 2)
-            for special in CALLS:
+            for special, kind in kinds.items():
                 length = t.integer(3, 6)
-                steps += called(special, now, length, nested_kinds)
+                steps += called(special, kind, now, length, nested_kinds)
                 now += length
                 length = t.integer(2, 5)
                 steps.append(span_of(t.choice(("aten::mul", "aten::addmm")), now, length))
@@ -344,19 +346,19 @@ def kinds_case(t, nested_kinds: bool, extra: bool) -> list[Span]:
         now += 1
         steps.append(span_of(f"ProfilerStep#{number}", begin, now - begin))
         if extra:
-            steps.append(span_of(t.choice(tuple(KINDS)), now, 1))
+            steps.append(span_of(t.choice(tuple(kinds)), now, 1))
         now += 2
     if extra:
-        steps += called("aten::to", 1, t.integer(3, 6), nested_kinds)
+        steps += called(next(iter(kinds)), "conversion", 1, t.integer(3, 6), nested_kinds)
         steps += twins.elsewhere([span for span in steps if span["begin"] > 12])
-    return twins.ordered(steps)
+    return twins.ordered(steps), kinds
 
 
-def same_kinds(student, t, spans: list[Span], mistakes: dict[str, str]) -> None:
+def same_kinds(student, t, case: tuple[list[Span], dict[str, str]], mistakes: dict[str, str]) -> None:
     """The mean times of the four kinds are right."""
-    got = student.kind_times(spans, KINDS)
+    got = student.kind_times(*case)
     found = [float(entry(t, got, kind, "kind_times(...)")) for kind in KIND_NAMES]
-    right, *wrong = (list(twins.kinds_of(spans, KINDS, each).values()) for each in ("", *mistakes.values()))
+    right, *wrong = (list(twins.kinds_of(*case, each).values()) for each in ("", *mistakes.values()))
     wrong_if(t, found, right, dict(zip(mistakes, wrong)))
     for kind, mine, want in zip(KIND_NAMES, found, right):
         t.close(mine, want, "the time of {kind} in a step in ms", rtol=1e-6, atol=1e-8, kind=kind)

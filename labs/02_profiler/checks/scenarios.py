@@ -124,6 +124,15 @@ def counted(student, classes, batches):
 
 
 @scenario
+def counted_repeated(student, classes, batch, times):
+    """The counts after one large batch, which repeats the images of a small one."""
+    logits, labels = batch
+    meter = student.Accuracy(classes, torch.device("cpu"))
+    meter.update(logits.repeat(times, 1), labels.repeat(times))
+    return meter.counts()
+
+
+@scenario
 def recorded_counts(student, classes, case):
     """The operations from the empty meter to the counts after two batches, as data, and the counts."""
     from dlo_lib.profiling.operation_capture import OperationRecorder

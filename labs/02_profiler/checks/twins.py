@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from dlo_lib.grading.checks.twins import twin
@@ -38,7 +39,7 @@ def ordered(spans: list[Span]) -> list[Span]:
 
 
 def drawn_steps(
-    t, count: int, phases: tuple[str, ...], names: tuple[str, ...] = OPERATORS, start: int = 0
+    t, count: int, phases: Sequence[str], names: tuple[str, ...] = OPERATORS, start: int = 0
 ) -> list[Span]:
     """Draw steps with phases, each with operators; there is time between the steps and between the phases."""
     found: list[Span] = []
@@ -142,7 +143,7 @@ def steps_of(spans: list[Span]) -> list[Span]:
 
 
 @twin
-def times_of(spans: list[Span], phases: tuple[str, ...], mistake: str = "") -> dict[str, float]:
+def times_of(spans: list[Span], phases: Sequence[str], mistake: str = "") -> dict[str, float]:
     """The mean ms of each phase in a step. Mistakes: "sum" of all steps, "last" occurrence only, "anywhere",
     "between" (and in) the steps, "tracks", and "phases" (divided by occurrences)."""
     steps, found = steps_of(spans), {}
@@ -180,7 +181,8 @@ def kinds_of(spans: list[Span], kinds: dict[str, str], mistake: str = "") -> dic
         if mistake == "operators":
             names = [name for name in names if name in kinds or name.startswith("aten::")][:1]
         special = next((kinds[name] for name in names if name in kinds), None)
-        found[special or ("operator" if span["name"].startswith("aten::") else "python")] += value
+        name = names[0] if mistake == "operators" and names else span["name"]
+        found[special or ("operator" if name.startswith("aten::") else "python")] += value
     return {kind: value / (1 if mistake == "sum" else len(steps)) for kind, value in found.items()}
 
 

@@ -9,7 +9,11 @@ def parents(spans: list[dict]) -> list[int | None]:
         parent = None
         for place in range(number):
             other = spans[place]
-            if other["track"] == span["track"] and other["end"] >= span["end"] and other["end"] > span["begin"]:
+            if (
+                other["track"] == span["track"]
+                and other["end"] >= span["end"]
+                and other["end"] > span["begin"]
+            ):
                 parent = place
         found.append(parent)
     read = type(spans[0]).__getitem__ if spans else None

@@ -1,6 +1,6 @@
 # Right answers that look unlike the solution.
 
-# == depth_first: reads all spans into lists first
+# == lists_first: reads all spans into lists first
 
 # %% nesting
 def parents(spans: list[dict]) -> list[int | None]:
@@ -25,6 +25,7 @@ def self_times(spans: list[dict]) -> list[float]:
 
 # == batches_in_advance: makes all batches in __init__
 
+
 # %% batches
 class Batches:
     def __init__(self, images, labels, size, seed):
@@ -37,6 +38,7 @@ class Batches:
 
 
 # == chosen_only: keeps the statistics, and standardises the chosen images
+
 
 # %% batches
 class Batches:
@@ -70,6 +72,7 @@ class Batches:
 
 # == elementwise: multiplies and adds without a matrix product
 
+
 # %% block
 class Block(nn.Module):
     def __init__(self, inputs, outputs, gain):
@@ -83,6 +86,7 @@ class Block(nn.Module):
 
 # == scaled_weight: scales the weight and not the input
 
+
 # %% block
 class Block(nn.Module):
     def __init__(self, inputs, outputs, gain):
@@ -95,6 +99,7 @@ class Block(nn.Module):
 
 
 # == compared_with_classes: counts by a comparison with all classes
+
 
 # %% accuracy
 class Accuracy:
@@ -113,6 +118,7 @@ class Accuracy:
 
 
 # == one_row: counts both rows in one, at 2 * classes places
+
 
 # %% accuracy
 class Accuracy:
