@@ -133,3 +133,46 @@ class Accuracy:
 
     def counts(self):
         return self.counted.view(2, self.classes)
+
+
+# == by_paths: finds the spans around each span, and takes the durations of whole reads and copies
+
+
+# %% diagnose
+def diagnose(spans: list[dict]) -> str:
+    above, own = parents(spans), self_times(spans)
+
+    def path(number):
+        found = []
+        while number is not None:
+            found.insert(0, spans[number])
+            number = above[number]
+        return found
+
+    def written(span):
+        return span["name"], span["dtype"], tuple(tuple(shape) for shape in span["shapes"])
+
+    paths = [path(number) for number in range(len(spans))]
+    inside = [n for n, each in enumerate(paths) if each[0]["name"].startswith("ProfilerStep")]
+    phase = {n: paths[n][1]["name"] for n in inside if len(paths[n]) > 1}
+    operator = {n for n in phase if spans[n]["name"][:6] == "aten::"}
+    forward = {written(spans[n]) for n in operator if phase[n] == "forward"}
+    lost = dict.fromkeys(("read", "copy", "float64", "repeated", "small", "loader"), 0.0)
+    for n in phase:
+        span, names = spans[n], [each["name"] for each in paths[n]]
+        length = span["end"] - span["begin"]
+        outer = [name for name in names if name in ("aten::item", "aten::to")]
+        if outer:
+            if names[-1] == outer[0] and names.count(outer[0]) == 1:
+                lost["read" if outer[0] == "aten::item" else "copy"] += length
+        elif n in operator and span["dtype"] == "float64":
+            lost["float64"] += own[n]
+        elif n in operator and phase[n] != "forward" and written(span) in forward:
+            lost["repeated"] += own[n]
+        elif n in operator:
+            lost["small"] += own[n] if length < 0.05 else 0.0
+        elif phase[n] == "load":
+            lost["loader"] += own[n]
+    steps = sum(spans[n]["end"] - spans[n]["begin"] for n in inside if n not in phase)
+    cause, most = max(lost.items(), key=lambda pair: pair[1])
+    return cause if most >= steps / 5 else "healthy"
