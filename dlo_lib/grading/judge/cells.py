@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from dlo_lib.base.text import tr
+from dlo_lib.grading.judge.given_functions import defined_again
 from dlo_lib.grading.lab.names import defined_names
 from dlo_lib.grading.lab.source import Cell, CellKind, LabSource
 from dlo_lib.grading.lab.syntax import parsed
@@ -129,7 +130,8 @@ class _CellMatcher:
         for question in merged:
             self.answers[question] = []  # its stub would replace the definition in the merged cell
         attempted |= merged | self._answered_elsewhere()
-        cells_in_order = tuple(self._in_order())
+        in_order = list(self._in_order())
+        cells_in_order = (*in_order, *self._given_again(in_order))
         own = [cell.source for cell in cells_in_order if cell.origin is not Origin.GIVEN]
         text = "cell `{cell}` runs code from text ({names}): `dlo similar` cannot compare that code"
         for cell in cells_in_order:
@@ -228,6 +230,15 @@ class _CellMatcher:
             elif cell.kind is CellKind.SOLUTION:
                 yield SubmissionCell(cell.id, Origin.ANSWER, self._answer(cell))
             yield from self.extras.get(cell.id, [])
+
+    def _given_again(self, cells: list[SubmissionCell]) -> Iterator[SubmissionCell]:
+        """Yield the given functions that checks call and a cell of the student defines too: the last
+        definition is the source's."""
+        own = [cell.source for cell in cells if cell.origin is not Origin.GIVEN]
+        for identity, (text, names) in defined_again(self.lab, own).items():
+            message = "{names} of given cell `{cell}` is defined again: the checks call the source's"
+            self.warnings.append(tr(message, names=", ".join(names), cell=identity))
+            yield SubmissionCell(identity, Origin.GIVEN, text)
 
 
 def _references(text: str) -> set[str]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dlo_lib.grading.judge import cells
 from dlo_lib.grading.judge.cells import MAX_OWN, Origin, rebuild_submission
-from dlo_lib.grading.lab.source import LabSource
+from dlo_lib.grading.lab.source import LabSource, read_lab
 from dlo_lib.grading.lab.syntax import MAX_PARSED
+
+SOLUTIONS = Path(__file__).parents[3] / "solutions"
 
 
 def code(source: str, **more: Any) -> dict[str, Any]:
@@ -104,3 +107,26 @@ def test_code_that_is_not_in_the_notebook_is_named(small: LabSource, source: str
         if names
         else []
     )
+
+
+@pytest.mark.parametrize(
+    "again",
+    ["def context_step(*args):\n    return 0", "context_step = max", 'globals()["context_step"] = max'],
+)
+def test_the_checks_call_a_given_function_as_it_is_released(again: str) -> None:
+    """``context_step`` joins the functions of exercise 8 of lab 20; another one could do without them."""
+    lab = read_lab(SOLUTIONS / "20_context_parallel")
+    taken = rebuild_submission({"cells": [code("x = 1", id="loss"), code(again)]}, lab)
+    last = taken.cells[-1]
+    assert (last.id, last.origin) == ("given_context_step", Origin.GIVEN)
+    assert last.source.startswith("def context_step(")
+    assert "context_step of given cell `given_context_step` is defined again" in " ".join(taken.warnings)
+    assert again in [cell.source for cell in taken.cells], "the notebook shows what the student added"
+
+
+def test_a_given_function_that_no_check_calls_may_be_replaced() -> None:
+    lab = read_lab(SOLUTIONS / "20_context_parallel")
+    own = "def start_shift(tensor):\n    return Shift(tensor)\n\n\nshown = context_step.__doc__"
+    taken = rebuild_submission({"cells": [code("x = 1", id="ring"), code(own)]}, lab)
+    assert "is defined again" not in " ".join(taken.warnings)
+    assert [cell.id for cell in taken.cells].count("given_shift") == 1
