@@ -6,8 +6,8 @@ process gets a *stand-in*: each call is a message of plain data, which the judge
 often, and with what, it was called. A notebook does the same within one process.
 
 What the function refuses ends the check: a call beyond ``calls``, an argument that it cannot take, and a
-comparison of the check that fails in it. The student's code then gets :class:`Refused`, which
-``except Exception`` does not catch; whatever it does afterwards, the check has failed.
+comparison of the check that fails in it. The student's code then gets :class:`CallRefused`, which
+``except Exception`` does not catch. The check has failed, also if that code continues.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNFIT = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 _OF_TORCH = ("OutOfMemoryError", "AcceleratorError")
 
 
-class Refused(BaseException):
+class CallRefused(BaseException):
     """Raised in the student's code by a call that the check refuses."""
 
 
@@ -115,11 +115,11 @@ def result_of(answer: Mapping[str, Any]) -> Any:
     """Return the value of an answer, or raise what it says, in the process of the student's code.
 
     Raises:
-        Refused: the check refuses the call.
+        CallRefused: the check refuses the call.
         Exception: what the function of the check raised, one of ``raises``.
     """
     if "refused" in answer:
-        raise Refused(answer["refused"])
+        raise CallRefused(answer["refused"])
     if "raises" in answer:
         kind, text = answer["raises"]
         raise _exceptions()[kind](text)

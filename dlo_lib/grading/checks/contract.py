@@ -97,7 +97,7 @@ class Student(Protocol):
         ...
 
     def fresh(self, scenario: Scenario, **inputs: Any) -> Any:
-        """Return the result of ``scenario`` in a process that has run nothing but the cells.
+        """Return the result of ``scenario`` in a process that has only run the cells.
 
         What must survive a process is saved in one and loaded in another: two calls, of which the first
         returns what the second gets. Costs the start of a process, and its cells.

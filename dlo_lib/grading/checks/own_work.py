@@ -1,4 +1,4 @@
-"""Refuse the library's own answer where a student writes their own.
+"""Refuse the class of a library where students write theirs.
 
 A scenario runs the student's code in ``with without("torch.amp.GradScaler")``: the class, and every class
 that inherits from it, raises :class:`LibraryUsed`, which says what to do. ``lab.check(..., instead=...)``
@@ -24,7 +24,7 @@ class LibraryUsed(RuntimeError):
 def without(*names: str) -> Iterator[None]:
     """Let classes and functions of libraries raise :class:`LibraryUsed` in the block.
 
-    A class raises in each of its own methods, also in an object that was made before. A function of Python
+    A class raises in each method that it defines, also in an object that was made before. A function of Python
     raises whatever name it has been given.
 
     Args:

@@ -184,7 +184,7 @@ class RemoteStudent:
         return lambda *args, **kwargs: self._ask(do="call", name=name, args=list(args), kwargs=kwargs)
 
     def fresh(self, scenario: Scenario, **inputs: Any) -> Any:
-        """Return the result of ``scenario`` in a process that has run nothing but the cells.
+        """Return the result of ``scenario`` in a process that has only run the cells.
 
         Raises:
             TypeError: an input is a function of the check.

@@ -5,7 +5,7 @@ code gets: the student's code can write all of them. A scenario marks them, ``cl
 check can score them. A nested function that only the scenario calls is none of these.
 
 The functions read one function body and no order of statements. They take a result of ``student.NAME(...)``
-for evidence, whatever is passed to it.
+for evidence, also if such a value is passed to it.
 """
 
 from __future__ import annotations

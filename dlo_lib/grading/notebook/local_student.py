@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dlo_lib.base.text import tr
-from dlo_lib.grading.checks.asked import Asked, Refused, result_of
+from dlo_lib.grading.checks.asked import Asked, CallRefused, result_of
 from dlo_lib.grading.checks.codec import NotPlain, pack, round_trip, unpack
 from dlo_lib.grading.checks.contract import Late, Nudge, Run, Scenario, Wrong
 from dlo_lib.grading.checks.faults import Fault, fault_from, fault_of
@@ -108,12 +108,12 @@ class LocalStudent:
         """
         try:
             return self._result(call, claims)
-        except Refused:
+        except CallRefused:
             pass  # a function of the check says why
         finally:
             for each in asked:
                 each.raise_refusal()
-        raise Wrong(tr("your code raised Refused"), tr("your code raised an exception"))
+        raise Wrong(tr("your code raised CallRefused"), tr("your code raised an exception"))
 
     def _result(self, call: Callable[[], Any], claims: bool) -> Any:
         try:

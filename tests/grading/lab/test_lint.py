@@ -240,7 +240,7 @@ def test_a_result_and_a_claimed_value_are_no_finding(tmp_path: Path, body: str) 
 
 
 def test_the_list_of_scenarios_to_mend_has_no_other() -> None:
-    """Each stands there with its reason until it is mended, and no longer."""
+    """Each has its reason, and is removed when it is mended."""
     found = set()
     for lab in sorted({name.partition("/")[0] for name in UNMENDED}):
         for file in (ROOT / "labs" / lab / "checks").glob("*.py"):
