@@ -228,7 +228,7 @@ MUTANTS = [
         "The averages of the ranks are added again, which AdamW hides",
         "check_other_optimizer",
         says="adds those of the ranks a second time",
-        also=("check_updates_travel",),
+        also=("check_one_optimizer", "check_updates_travel"),
         replace={
             "piece.grad = None if parameter.grad is None else piece_of(parameter.grad, self.rank, self.world)": """
             if parameter.grad is not None:
@@ -276,7 +276,7 @@ MUTANTS = [
         "Each step makes a new optimiser",
         "check_same_update",
         says="make the optimiser once, in __init__",
-        also=tuple(name for name in EVERY_UPDATE if name != "check_state_is_divided"),  # one step
+        also=EVERY_UPDATE,
         replace={
             "self.optimizer = make_optimizer(self.pieces)": "self.make_optimizer = make_optimizer",
             "self.optimizer.step()": "self.make_optimizer(self.pieces).step()",
@@ -304,6 +304,7 @@ MUTANTS = [
         "The optimiser is always AdamW",
         "check_other_optimizer",
         says="use what make_optimizer returns",
+        also=("check_one_optimizer",),
         replace={
             "self.optimizer = make_optimizer(self.pieces)": """
             asked = make_optimizer(self.pieces)
@@ -426,7 +427,7 @@ MUTANTS = [
     Mutant(
         "Each piece has a separate optimiser",
         "check_one_optimizer",
-        says="calls make_optimizer 3 times",
+        says="make_optimizer is called again",
         replace={
             "self.optimizer = make_optimizer(self.pieces)": "self.optimizers = [make_optimizer([piece]) for piece in self.pieces]",
             "self.optimizer.step()": """
@@ -446,7 +447,7 @@ MUTANTS = [
     Mutant(
         "Each parameter belongs to one rank as a whole",
         "check_one_optimizer",
-        says="but a piece of each parameter",
+        says="make_optimizer gets a piece of each parameter",
         answer="""
         class ShardedOptimizer:
             def __init__(self, parameters, make_optimizer):
@@ -465,6 +466,7 @@ MUTANTS = [
         "Only AdamW and SGD are known",
         "check_other_optimizer",
         says="steps is off by",
+        also=("check_one_optimizer",),
         replace={
             "self.optimizer = make_optimizer(self.pieces)": """
             asked = make_optimizer(self.pieces)

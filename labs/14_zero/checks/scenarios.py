@@ -1,8 +1,10 @@
 """Scenarios that run with the student's code on every rank. They contain no expected value."""
 
-# ruff: noqa: F821 - torch and mark are defined where these run
+# ruff: noqa: F821 - dist and mark are defined where these run
 
 from __future__ import annotations
+
+import torch
 
 from dlo_lib.grading.checks.contract import scenario
 
@@ -51,17 +53,37 @@ def optimised(student, rank, world, weights, steps, name, options, late=-1):
     return found, memory
 
 
+class Together(torch.optim.Optimizer):
+    """Momentum of gradients that are divided by the norm of all gradients together: what one optimiser was
+    made of shows in its updates."""
+
+    def __init__(self, held, lr):
+        super().__init__(held, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        groups = [(each, group["lr"]) for group in self.param_groups for each in group["params"]]
+        norm = sum(each.grad.double().square().sum() for each, _ in groups).sqrt()
+        for each, lr in groups:
+            moment = self.state[each].get("moment", 0) * 0.9 + each.grad / norm.to(each.dtype)
+            self.state[each]["moment"] = moment
+            each -= lr * moment
+
+
 @scenario
-def optimisers_made(student, rank, world, weights, steps, name, options):
-    """What ``make_optimizer`` was called with: by call, the shape and dtype of each, None where it is no
-    ``nn.Parameter``; and the parameters after the steps."""
-    calls = []
+def optimised_together(student, rank, world, weights, steps, lr):
+    """Parameters after the steps of one optimiser ``Together``. A rank has the gradients of its pieces; the
+    others are NaN."""
+    made = []
 
     def make_optimizer(held):
         held = [each for one in held for each in (one["params"] if isinstance(one, dict) else [one])]
-        good = [isinstance(each, torch.nn.Parameter) for each in held]
-        calls.append([(list(each.shape), each.dtype) if right else None for each, right in zip(held, good)])
-        return getattr(torch.optim, name)(held, **options)
+        if made:
+            raise RuntimeError("make_optimizer is called again")
+        if not all(isinstance(each, torch.nn.Parameter) for each in held):
+            raise TypeError("make_optimizer gets a tensor that is no nn.Parameter")
+        made.append(held)
+        return Together(held, lr)
 
     parameters = [torch.nn.Parameter(weight.clone()) for weight in weights]
     optimizer = student.ShardedOptimizer(parameters, make_optimizer)
@@ -69,24 +91,26 @@ def optimisers_made(student, rank, world, weights, steps, name, options):
         for parameter, grad in zip(parameters, grads):
             parameter.grad = grad.clone()
         optimizer.step()
-    return calls, [parameter.detach() for parameter in parameters]
+    return [parameter.detach() for parameter in parameters]
 
 
 @scenario
 def with_large_state(student, rank, world, seed, numel):
-    """A step of AdamW with three moments for one large parameter for each rank; some of their numbers.
-    Weights and gradients are created here because they are large."""
+    """Two steps of AdamW with three moments for one large parameter for each rank; some of their numbers. The
+    second step needs the moments of the first. Weights and gradients are created here because they are
+    large."""
     random = torch.Generator().manual_seed(seed)
     parameters = [torch.nn.Parameter(torch.rand(numel // world, generator=random)) for _ in range(world)]
     optimizer = student.ShardedOptimizer(
         parameters, lambda held: torch.optim.AdamW(held, lr=0.05, amsgrad=True, foreach=False)
     )
-    for parameter in parameters:
-        parameter.grad = torch.rand(numel // world, generator=random).sub_(0.5)
-    optimizer.step()
-    for parameter in parameters:
-        parameter.grad = None
-    mark("after the steps")
+    for name in ("after a step", "after the steps"):
+        for parameter in parameters:
+            parameter.grad = torch.rand(numel // world, generator=random).sub_(0.5)
+        optimizer.step()
+        for parameter in parameters:
+            parameter.grad = None
+        mark(name)
     return [parameter.detach()[:: numel // 64].clone() for parameter in parameters]
 
 

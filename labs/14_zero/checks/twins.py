@@ -104,15 +104,42 @@ def steps_case(
     return weights, steps
 
 
+def of_rank(tensor: Tensor, rank: int, world: int) -> Tensor:
+    """The tensor with NaN outside of the piece of ``rank``."""
+    size = -(-tensor.numel() // world)
+    mine = torch.arange(tensor.numel()).div(size, rounding_mode="floor") == rank
+    return tensor.where(mine.view_as(tensor), torch.nan)
+
+
+@twin
+def together(weights: list[Tensor], steps: list[list[Tensor]], world: int, lr: float) -> list[Tensor]:
+    """The parameters if each of ``world`` ranks has one optimiser ``Together`` of its pieces."""
+    sizes = [-(-weight.numel() // world) for weight in weights]
+    owners = [torch.arange(weight.numel()) // size for weight, size in zip(weights, sizes)]
+    found = [weight.flatten().clone() for weight in weights]
+    moments = [torch.zeros_like(weight) for weight in found]
+    for grads in steps:
+        flat = [grad.flatten() for grad in grads]
+        for rank in range(world):
+            squares = (grad[own == rank].double().square().sum() for grad, own in zip(flat, owners))
+            norm = torch.stack(list(squares)).sum().sqrt()
+            for weight, grad, moment, own in zip(found, flat, moments, owners):
+                mine = own == rank
+                moment[mine] = 0.9 * moment[mine] + grad[mine] / norm.to(grad.dtype)
+                weight[mine] -= lr * moment[mine]
+    return [own.view_as(weight) for own, weight in zip(found, weights)]
+
+
 @twin
 def large_state(seed: int, numel: int, world: int) -> list[Tensor]:
     """The same in one process."""
     random = torch.Generator().manual_seed(seed)
     parameters = [torch.nn.Parameter(torch.rand(numel // world, generator=random)) for _ in range(world)]
     optimizer = torch.optim.AdamW(parameters, lr=0.05, amsgrad=True, foreach=False)
-    for parameter in parameters:
-        parameter.grad = torch.rand(numel // world, generator=random).sub_(0.5)
-    optimizer.step()
+    for _ in range(2):
+        for parameter in parameters:
+            parameter.grad = torch.rand(numel // world, generator=random).sub_(0.5)
+        optimizer.step()
     return [parameter.detach()[:: numel // 64].clone() for parameter in parameters]
 
 
