@@ -24,8 +24,8 @@ class LibraryUsed(RuntimeError):
 def without(*names: str) -> Iterator[None]:
     """Let classes and functions of libraries raise :class:`LibraryUsed` in the block.
 
-    A class raises in each method that it defines, also in an object that was made before. A function of Python
-    raises whatever name it has been given.
+    A class raises in each method that it defines, also in an object that was made before. A function of
+    Python raises under each name that it has.
 
     Args:
         names: full names, such as ``"torch.optim.lr_scheduler.OneCycleLR"``.
