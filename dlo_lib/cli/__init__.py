@@ -10,6 +10,7 @@ The commands:
 - ``hand_in``: the process that calls nbgrader for this
 - ``grade``: grades a class
 - ``grade_slurm``: the same on a cluster
+- ``plan``: the best plan of a model on a number of GPUs
 - ``jobs``: the submitted jobs
 - ``jobs_table``: their table
 - ``jupyter``: starts JupyterLab

@@ -87,6 +87,7 @@ def release(
     )
     from dlo_lib.grading.judge.judge import zygote_for
     from dlo_lib.grading.judge.lab_proof import number_of_proofs, proof_secrets, prove, require_proofs
+    from dlo_lib.grading.judge.undrawn_values import renewed_undrawn
     from dlo_lib.grading.lab.course import find_lab, source_labs
     from dlo_lib.grading.lab.source import read_lab, source_folder
 
@@ -107,7 +108,13 @@ def release(
             progress.advance(bar)
             for fault in proof.faults:
                 progress.console.print(f"[red]✗[/] {escape(proof.name)}: {escape(fault)}", soft_wrap=True)
-    require_proofs(source, proofs)
+        require_proofs(source, proofs)
+        progress.update(bar, description=tr("what no draw of {lab} varies", lab=info.directory))
+        for line in renewed_undrawn(source, zygote).without_reason():
+            progress.console.print(
+                f"[yellow]![/] {escape(line)}: {tr('draw it, or write the reason into undrawn.json')}",
+                soft_wrap=True,
+            )
     console.print(tr("{lab}: {number} proofs hold", lab=info.directory, number=len(proofs)))
     if opened is not None:
         console.print(

@@ -10,6 +10,7 @@
 - ``rules``: the three rules of 3D parallelism
 - ``search``: all valid plans of a request, the fastest first, and the Pareto front
 - ``explain``: where time and memory go, and why the obvious plans lose
+- ``heat_map``: MFU and memory of the best plan by model and nodes
 - ``laws``: scaling laws of Kaplan, Hestness and Chinchilla, with bootstrap intervals
 - ``write``: the files of a chosen plan: TOML, command, configurations of Megatron-LM and torchtitan
 

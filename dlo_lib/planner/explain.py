@@ -13,13 +13,17 @@ from dlo_lib.base.drawing import new_figure
 from dlo_lib.planner.memory import peak_memory, plan_memory
 from dlo_lib.planner.plans import SCHEDULES, Array, Checkpointing, Plans
 from dlo_lib.planner.search import GIB, Found, candidates, valid_plans
+from dlo_lib.profiling.plot import COLOURS as MEMORY_COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#13589A", "#7CC4EE", "#A6A6A6", "#F0B429", "#C25000", "#0E8256", "#3B4A6B", "#DDA0C4", "#80601F")
-"""Of the parts from the bottom up; the pattern repeats. Distinguishable for colour-blind readers."""
+COLOURS = (
+    "#13589A", "#7CC4EE", "#A6A6A6", "#F0B429", "#C25000", "#882255", "#DDA0C4", "#0E8256", "#3B4A6B",
+    "#AE4A90", "#80601F", "#000000",
+)  # fmt: skip
+"""Of the parts of a step, in their order. Distinguishable for colour-blind readers (Okabe and Ito, 2008)."""
 
 
 def in_words(plans: Plans, row: int) -> str:
@@ -125,14 +129,14 @@ def plot_plans(found: Found, rows: list[int]) -> Figure:
     time, memory = figure.subplots(1, 2)
     plans = found.plans[np.array(rows)]
     parts = {name: 1e3 * seconds[rows] for name, seconds in found.cost.parts.items()}
-    _stacked(time, parts)
+    _stacked(time, parts, dict(zip(parts, COLOURS)))
     time.set(ylabel="ms a step", title="time")
     each = [plan_memory(found.request.sizes, plans, found.request.seq, last=last) for last in (False, True)]
     last = each[1].peak > each[0].peak
     held = {
         part.value: np.where(last, each[1].parts[part], each[0].parts[part]) / GIB for part in each[0].parts
     }
-    _stacked(memory, held)
+    _stacked(memory, held, {part.value: colour for part, colour in MEMORY_COLOURS.items()})
     memory.axhline(found.request.limit / GIB, color="#C25000", linestyle="--", label="usable")
     memory.set(ylabel="GiB, the peak of each part", title="memory of the largest rank")
     for axes in (time, memory):
@@ -141,16 +145,16 @@ def plot_plans(found: Found, rows: list[int]) -> Figure:
     return figure
 
 
-def _stacked(axes: Axes, parts: dict[str, Array]) -> None:
+def _stacked(axes: Axes, parts: dict[str, Array], colours: dict[str, str]) -> None:
     shown = {name: values for name, values in parts.items() if np.any(values > 0)}
     bottom = np.zeros(len(next(iter(shown.values()))))
-    for index, (name, values) in enumerate(shown.items()):
+    for name, values in shown.items():
         axes.bar(
             range(len(values)),
             values,
             bottom=bottom,
             label=name,
-            color=COLOURS[index % len(COLOURS)],
+            color=colours[name],
             width=0.6,
         )
         bottom = bottom + values

@@ -4,6 +4,7 @@
 The training:
 
 - ``config``: what defines a run
+- ``config_file``: its options from a TOML file
 - ``prepare``: builds data, model and optimiser
 - ``loop``: reads, steps, reports and saves
 - ``control``: decisions of all ranks: stop, or a rank has failed

@@ -29,6 +29,7 @@ from dlo_lib.comm.deadlock.detail import Explain
 from dlo_lib.launch import Place, explained, init_process_group, place
 from dlo_lib.launch.place import in_shell_of_srun
 from dlo_lib.train.config import Auto, TrainConfig, options
+from dlo_lib.train.config_file import with_file
 from dlo_lib.train.control import AgreedError, Control
 from dlo_lib.train.loop import train
 
@@ -39,13 +40,13 @@ def parse(arguments: list[str]) -> TrainConfig | None:
     """Parse the command line; return None for ``--help``, which prints the help.
 
     Raises:
-        UserError: an option does not exist, or a value is invalid.
+        UserError: an option does not exist, a value is invalid, or the file of ``--config`` is.
     """
     app = typer.Typer(
         add_completion=False, rich_markup_mode=None, context_settings={"help_option_names": ["-h", "--help"]}
     )
     app.command(help="Train a Llama on one rank, or on all that torchrun or srun starts.")(_command())
-    config = run_app(app, "python -m dlo_lib.train", arguments)
+    config = run_app(app, "python -m dlo_lib.train", with_file(arguments))
     return config if isinstance(config, TrainConfig) else None
 
 
@@ -76,6 +77,15 @@ def _command() -> Any:
             )
         )
 
+    from_file = "TOML file with options, such as dlo plan writes; the command line takes precedence"
+    parameters.append(
+        inspect.Parameter(
+            "config",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[str | None, typer.Option("--config", metavar="FILE", help=from_file)],
+        )
+    )
     said_at_once = (
         "explain a deadlock at once, with --explain also with the stack of every rank; "
         "--no-explain does not watch"
@@ -89,8 +99,9 @@ def _command() -> Any:
         )
     )
 
-    def command(explain: bool | None, **options: Any) -> TrainConfig:
-        return TrainConfig(**options)  # `_explain` reads --explain earlier, before the process group exists
+    def command(config: None, explain: bool | None, **options: Any) -> TrainConfig:
+        # `with_file` has replaced --config, and `_explain` reads --explain before the process group exists.
+        return TrainConfig(**options)
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
