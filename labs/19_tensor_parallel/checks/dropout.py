@@ -12,7 +12,7 @@ from dlo_lib.labkit.traffic import passes_only
 
 from .scenarios import dropped
 
-SIZE = 40  # a mask has SIZE * SIZE elements: two of them are never equal by chance
+LEAST, MOST = 36, 44  # of each size of x: two masks are never equal by chance
 DIFFERS = [False, False, True, True, False]
 SHARED = [True, False, False, True, True]  # the inputs of these calls are the same on all ranks
 """Equal inputs with ``differs`` and other ones without: a mask comes from the generator, not from x."""
@@ -36,10 +36,11 @@ class Dropped:
 def dropouts(student, t, world: int) -> Dropped:
     """Successive dropouts on ranks, with results of the right shape."""
     p, seed = t.uniform(0.2, 0.4), t.integer(0, 9999)
-    shared = t.normal(SIZE, SIZE)
-    inputs = [[shared if same else t.normal(SIZE, SIZE) for same in SHARED] for _ in range(world)]
+    shape = t.integer(LEAST, MOST), t.integer(LEAST, MOST)
+    shared = t.normal(*shape)
+    inputs = [[shared if same else t.normal(*shape) for same in SHARED] for _ in range(world)]
     run = student.ranks(dropped, [{"xs": own, "p": p, "differs": DIFFERS, "seed": seed} for own in inputs])
-    first, again, like = [], [], {"shape": (SIZE, SIZE), "dtype": torch.float32}
+    first, again, like = [], [], {"shape": shape, "dtype": torch.float32}
     for rank, got in enumerate(run.results):
         for found, outs in zip((first, again), t.items(got, 2, "what the scenario returns")):
             outs = t.items(outs, len(DIFFERS), "what the calls return")

@@ -352,11 +352,12 @@ BY_WORLD = (
 @check("loss", points=2, seconds=30)
 def check_context_loss(student, t):
     "The loss and its gradient, with other numbers of valid tokens on each rank"
-    world, local, words = 3, 4, t.integer(3, 5)
-    logits, targets = double(t, 2, world * local, words), t.integers(0, words - 1, 2, world * local)
+    world, local, words = 3, t.integer(3, 5), t.integer(3, 5)
+    batch = t.integer(2, 3)
+    logits, targets = double(t, batch, world * local, words), t.integers(0, words - 1, batch, world * local)
     parts = contiguous_table(world * local, world)
     targets[:, parts[2]] = -100  # the last rank has no valid token
-    targets[t.integer(0, 1), t.integer(0, local - 1)] = -100
+    targets[t.integer(0, batch - 1), t.integer(0, local - 1)] = -100
     loss, grad = context_loss(logits, targets)
     inputs = [{"logits": logits[:, row].clone(), "targets": targets[:, row].clone()} for row in parts]
     run = student.ranks(share_of_loss, inputs)
