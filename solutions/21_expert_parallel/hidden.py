@@ -22,7 +22,7 @@ def check_route_all(student, t):
 @check("capacity", points=1, seconds=20)
 def check_large_capacity(student, t):
     "A capacity that no expert exceeds"
-    capacity_case(student, t, [t.integer(40, 60)])
+    capacity_case(student, t, [t.integer(40, 60)], tokens=t.integer(7, 11), size=5)
 
 
 @check("exchange", points=1, seconds=30)

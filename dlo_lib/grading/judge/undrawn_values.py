@@ -22,7 +22,7 @@ from dlo_lib.grading.checks.contract import Check, Nudge, Run, Scenario, Student
 from dlo_lib.grading.checks.outcome import Outcome
 from dlo_lib.grading.checks.quiz_question import NAME as QUIZ
 from dlo_lib.grading.judge.judge import Judge, judge_answer, reference_submission
-from dlo_lib.grading.judge.lab_proof import proof_secrets
+from dlo_lib.grading.judge.lab_proof import SECRET, proof_secrets
 from dlo_lib.grading.lab.modules import load_checks
 from dlo_lib.grading.lab.mutants import with_bodies
 from dlo_lib.grading.lab.source import LabSource
@@ -31,6 +31,7 @@ from dlo_lib.grading.sandbox.host import Zygote
 
 SECRETS = 8  # class secrets
 CONSTANTS = 3  # tried for each question
+OTHER_SECRET = "another class"
 OF_TYPES = 3  # class secrets over which types and shapes are followed
 MOST_CASES = 24  # all arguments of a function that takes only few
 RESULT = "result of "  # begins the notes on results
@@ -193,6 +194,10 @@ def _is_fixed(name: str, known: Collection[str], none_new: bool) -> bool:
     return 1 < len(known) <= MOST_CASES and none_new and not any("tensor" in value for value in known)
 
 
+def _points(found: tuple[dict[str, str], float]) -> float:
+    return found[1]
+
+
 def _length(entry: tuple[str, str]) -> int:
     return len(entry[1])
 
@@ -210,7 +215,10 @@ def _is_plain(name: str, known: Collection[str]) -> bool:
 def best_constant(
     lab: LabSource, question: str, zygote: Zygote, notes: Mapping[Note, int]
 ) -> tuple[dict[str, str], float]:
-    """Return the constants by function, among the most common results of the solution, that earn most."""
+    """Return the constants by function, among the most common results of the solution, that earn most.
+
+    The points are those with the inputs of another class: no student knows a result that is drawn for the class.
+    """
     results: dict[str, Counter[str]] = {}
     for (of, name, value), count in notes.items():
         if of == question and name.startswith(RESULT) and is_expression(value):
@@ -225,9 +233,10 @@ def best_constant(
         if chosen in tried or not chosen:
             continue
         tried.append(chosen)
-        report = judge_answer(lab, question, constant_answer(lab, question, chosen), zygote)
-        if report.points > best[1]:
-            best = chosen, report.points
+        answer = constant_answer(lab, question, chosen)
+        if judge_answer(lab, question, answer, zygote, SECRET).points > 0:
+            points = judge_answer(lab, question, answer, zygote, OTHER_SECRET).points
+            best = max(best, (chosen, points), key=_points)
     return best
 
 

@@ -27,7 +27,7 @@ ONLY = "rank {rank} uses {kinds}: an all-to-all is enough"
 
 def counts_case(student, t, world: int, groups: Sequence[Sequence[int]] = ()) -> None:
     """The counts that each rank receives; the number of experts fits the group and all ranks."""
-    size = 6
+    size = 6 * t.integer(1, 2)
     counts = [t.integers(0, 9, size) for _ in range(world)]
     own_groups = [list(each) for each in groups]
     run = student.ranks(counted, [{"counts": own, "groups": own_groups} for own in counts])
@@ -258,7 +258,7 @@ def check_layer(student, t):
 @check("layer", points=2, seconds=40)
 def check_layer_traffic(student, t):
     "Tokens travel in the group, experts do not: three all-to-alls in forward, two in backward"
-    run, numbers = layer_case(student, t, 3, TWO_GROUPS, size=6)
+    run, numbers = layer_case(student, t, 3, TWO_GROUPS, size=6, k=3)
     message = "rank {rank} uses {kinds}: tokens travel to their experts by all-to-all, and nothing else"
     passes_only(t, run, [Kind.ALL_TO_ALL], message)
     for rank in range(run.world):
@@ -288,11 +288,11 @@ NOT_TURNED_BACK = OTHER_ROWS + "before the way back the buffer is (source, exper
 
 
 def padded_case(
-    student, t, world: int, groups: Sequence[Sequence[int]], size: int, capacity: int
+    student, t, world: int, groups: Sequence[Sequence[int]], size: int, capacity: int, k: int = 2
 ) -> tuple[Run, int]:
     """The layer with fixed shapes, with results and gradients that are right; the numbers of a buffer."""
     xs, router, first, second, _, grads = layer_inputs(t, world, size)
-    owned, inputs = inputs_of_ranks(xs, router, first, second, grads, groups, k=2, capacity=capacity)
+    owned, inputs = inputs_of_ranks(xs, router, first, second, grads, groups, k=k, capacity=capacity)
     full = (
         "An index is too large: without keep_within, an expert has more rows than the capacity, and its "
         "rows leave its part of the buffer"
@@ -302,7 +302,7 @@ def padded_case(
     dropless: dict[int, Found] = {}
     wrong: dict[int, dict[str, Tensor]] = {}
     for members in by_group(groups, world):
-        own = [xs[rank] for rank in members], router, first, second, 2, [grads[rank] for rank in members]
+        own = [xs[rank] for rank in members], router, first, second, k, [grads[rank] for rank in members]
         found |= zip(members, moe(*own, None, capacity))
         dropless |= zip(members, moe(*own))
         for rank, neither, not_back in zip(members, *untransposed(*own[:5], capacity)):
@@ -326,7 +326,7 @@ def check_padded(student, t):
 @check("padded", points=1, seconds=40)
 def check_fixed_shapes(student, t):
     "Two all-to-alls each way in the group, of the same size for any choice"
-    run, numbers = padded_case(student, t, 3, TWO_GROUPS, 6, t.integer(2, 3))
+    run, numbers = padded_case(student, t, 3, TWO_GROUPS, 6, t.integer(2, 3), k=3)
     passes_only(t, run, [Kind.ALL_TO_ALL], ONLY)
     for rank in range(run.world):
         calls = run.calls(rank, Kind.ALL_TO_ALL)

@@ -445,15 +445,23 @@ BIAS_ALONE = (
 PROPORTIONAL = "the step on rank {rank} is proportional to the load: only its sign counts"
 
 
+def signs_differ(counts: Sequence[Tensor]) -> bool:
+    """Whether the signs of ranks 0 and 2 together are those of neither rank alone, nor of all three, and
+    those of rank 1 are not those of all."""
+    signs = [
+        torch.sign(each.double().mean() - each.double()).tolist()
+        for each in (counts[0] + counts[2], counts[0], counts[2], sum(counts), counts[1])
+    ]
+    together, everyone = signs[0], signs[3]
+    return together not in signs[1:4] and signs[4] != everyone
+
+
 @check("balance", points=2, seconds=20)
 def check_update_bias(student, t):
     "The bias rises for idle experts, on all ranks of the group alike"
-    bias, rate = double(t, 4), t.uniform(0.01, 0.1)
-    base = t.integer(5, 9)
-    # Of each expert, on three ranks. The signs of ranks 0 and 2 together are those of neither rank alone, nor
-    # of all three.
-    loads = t.shuffled([[base + 6, 1, 1], [2, 2, base + 5], [0, 60, 3], [base, 3, 1]])
-    counts = [torch.tensor([load[rank] for load in loads]) for rank in range(3)]
+    size = t.integer(3, 6)
+    bias, rate = double(t, size), t.uniform(0.01, 0.1)
+    counts = t.draw_until(lambda: [t.integers(0, 30, size) for _ in range(3)], signs_differ)
     fixed = {"bias": bias, "rate": rate, "groups": TWO_GROUPS}
     run = student.ranks(biased, [{"counts": own, **fixed} for own in counts])
     for rank, got in enumerate(run.results):
@@ -461,7 +469,7 @@ def check_update_bias(student, t):
         total = sum(counts[other] for other in members_of(TWO_GROUPS, rank, 3)).double()
         alone, everyone = counts[rank].double(), sum(counts).double()
         steps = torch.tensor(
-            [float(4 * each < total.sum()) - float(4 * each > total.sum()) for each in total]
+            [float(size * each < total.sum()) - float(size * each > total.sum()) for each in total]
         )
         steps, idle = steps.to(DOUBLE), "the bias falls for idle experts on rank {rank}: it should rise"
         want = bias + rate * steps
