@@ -58,6 +58,8 @@ def check_exactly_full(student, t):
         entry(t, moments, name, "step_peak(...)")
         for name in ("loss", "loss gradient", "last gradient", "optimizer step")
     )
+    ordinary = "not tested yet: a step fits half of its memory, see the first check"
+    says(student, t, False, ordinary, config, card(peak / 2, peak / 2), batch, seq)
     says(
         student,
         t,

@@ -578,6 +578,8 @@ def check_nan_stops(student, t):
     epochs = t.integer(2, 4)
     losses = [*falling(t, 0.5, epochs - 1), math.nan]
     others = [falling(t, 1.0, epochs) for _ in range(4)]
+    message = "not tested yet: a trial better than the others is stopped, see the first checks"
+    t.that(not stops(student, t, falling(t, 0.5, epochs), others, 0, 2), message)
     for warmup, known in ((0, others), (epochs + 3, others), (0, [])):
         message = "A training with a NaN loss does not recover: stop it, also during warm-up."
         t.that(stops(student, t, losses, known, warmup, 2), message)

@@ -9,23 +9,33 @@ from dlo_lib.grading.checks.contract import check
 from dlo_lib.labkit.compare import near
 from dlo_lib.labkit.traffic import uses_what_arrives
 
-from .scenarios import one_gradient, search
+from .scenarios import one_gradient
 from .twins import IGNORED, card, drawn, gradient_of_all, measured, sharing
 
 # -- largest
 
 
+CALLED = "fits was called more than {calls} times: double until it does not fit, then halve the gap"
+
+
 def found(student, t, limit: int, budget: int) -> int:
-    return t.number(student.run(search, limits=[limit], budget=budget)[0], "largest_batch(fits)")
+    """The largest batch that the student finds with ``budget`` questions, which this check answers."""
+
+    def fits(batch):
+        message = "fits was called with {batch}: call it with integers from 1 upwards"
+        t.that(type(batch) is int and batch >= 1, message, batch=batch)
+        return batch <= limit
+
+    got = student.largest_batch(t.asked(fits, calls=budget, too_many=CALLED))
+    return t.number(got, "largest_batch(fits)")
 
 
 @check("largest", points=2)
 def check_exact(student, t):
     "The answer is exact"
     limits = [*range(1, 71), t.integer(71, 150)]
-    answers = student.run(search, limits=limits, budget=200)
-    for limit, answer in zip(limits, t.items(answers, len(limits), "the answers of largest_batch")):
-        got = t.number(answer, "largest_batch(fits)")
+    for limit in limits:
+        got = found(student, t, limit, budget=200)
         if got < limit:
             message = (
                 "batches up to {limit} fit, but your answer is {got}. Keep the largest batch known to fit "
@@ -43,6 +53,8 @@ def check_exact(student, t):
 @check("largest", points=1)
 def check_nothing_fits(student, t):
     "Nothing fits: the answer is 0"
+    some = found(student, t, t.integer(20, 60), budget=200)
+    t.that(some > 0, "not tested yet: the answer is 0 where batches fit, see the first check")
     got = found(student, t, 0, budget=200)
     t.that(got == 0, "not even one sequence fits, but your answer is {got}: it should be 0", got=got)
 

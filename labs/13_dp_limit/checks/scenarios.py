@@ -8,27 +8,6 @@ from dlo_lib.grading.checks.contract import scenario
 
 
 @scenario
-def search(student, limits, budget):
-    """The answer for each limit, with at most ``budget`` calls of ``fits`` for each."""
-
-    def answer(limit):
-        asked = []
-
-        def fits(batch):
-            asked.append(batch)
-            if type(batch) is not int or batch < 1:
-                raise ValueError(f"fits was called with {batch!r}: call it with integers from 1 upwards")
-            if len(asked) > budget:
-                cure = "double until it does not fit, then halve the gap"
-                raise RuntimeError(f"fits was called more than {budget} times: {cure}")
-            return batch <= limit
-
-        return student.largest_batch(fits)
-
-    return [answer(limit) for limit in limits]
-
-
-@scenario
 def one_gradient(student, rank, world, inputs, targets, weight):
     weight = weight.clone().requires_grad_()
     loss = student.rank_loss(inputs @ weight, targets)

@@ -47,14 +47,15 @@ def generated_odd(lab: LabSource) -> Iterator[Answer]:
 
 
 def one_a_question(lab: LabSource, kind: Kind) -> list[Answer]:
-    """Return one answer to each question for ``make test``, with another generator for each question."""
-    chosen = []
+    """Return one answer to each question for ``make test``: of each generator in turn, and declared ones."""
     by_question: dict[str, list[Answer]] = {}
     for answer in all_answers(lab, kind):
         by_question.setdefault(answer.question, []).append(answer)
+    chosen = []
     for place, own in enumerate(by_question.values()):
-        made = [answer for answer in own if answer.by and answer.earns is None] or own
-        chosen.append(made[place % len(made)])
+        made = [answer for answer in own if answer.by and answer.earns is None]
+        some = made + [answer for answer in own if not answer.by][:1]
+        chosen.append((some or own)[place % len(some or own)])
     return chosen
 
 

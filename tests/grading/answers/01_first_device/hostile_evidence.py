@@ -34,6 +34,7 @@ def largest_batch(fits, limit):
 
 # == closure_of_the_clock: reads the costs of the steps from the device in the closure of step
 
+
 # %% timed {"earns": 0}
 def step_times(step, synchronize, clock, warmup, repeats):
     found = []
@@ -46,6 +47,7 @@ def step_times(step, synchronize, clock, warmup, repeats):
 
 
 # == the_frame_of_the_caller: trains in fp32 and writes into the lists of the caller's frame
+
 
 # %% mixed {"earns": 4}
 def mixed_step(model, optimizer, scaler, images, labels, dtype, max_norm):
@@ -67,6 +69,7 @@ def mixed_step(model, optimizer, scaler, images, labels, dtype, max_norm):
 
 # == autocast_of_the_cpu: names the device
 
+
 # %% mixed {"earns": 4}
 def mixed_step(model, optimizer, scaler, images, labels, dtype, max_norm):
     optimizer.zero_grad()
@@ -81,6 +84,7 @@ def mixed_step(model, optimizer, scaler, images, labels, dtype, max_norm):
 
 
 # == pytorchs_scaler_inside: keeps a torch.amp.GradScaler, and gives its methods other names
+
 
 # %% scaler {"earns": 0}
 class LossScaler:

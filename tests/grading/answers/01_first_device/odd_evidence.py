@@ -7,7 +7,12 @@
 class LossScaler:
     def __init__(self, init_scale=2.0**16, growth_factor=2.0, backoff_factor=0.5, growth_interval=2000):
         self.now = torch.tensor(float(init_scale), dtype=torch.float64)
-        self.up, self.down, self.every, self.left = growth_factor, backoff_factor, growth_interval, growth_interval
+        self.up, self.down, self.every, self.left = (
+            growth_factor,
+            backoff_factor,
+            growth_interval,
+            growth_interval,
+        )
         self.bad = {}
 
     def get_scale(self):
@@ -20,7 +25,9 @@ class LossScaler:
         every = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         self.bad[id(optimizer)] = any(not bool(p.grad.isfinite().all()) for p in every)
         for p in every:
-            p.grad.mul_(1 / float(self.now)) if self.down == 0.5 and self.up == 2.0 else p.grad.div_(float(self.now))
+            p.grad.mul_(1 / float(self.now)) if self.down == 0.5 and self.up == 2.0 else p.grad.div_(
+                float(self.now)
+            )
 
     def step(self, optimizer):
         if id(optimizer) not in self.bad:
@@ -44,6 +51,7 @@ class LossScaler:
 
 
 # == a_step_with_the_models_device: autocast by the parameters' device, clipping by hand
+
 
 # %% mixed
 def mixed_step(model, optimizer, scaler, images, labels, dtype, max_norm):

@@ -16,6 +16,7 @@ def rand_augment(images, operations, drawn, magnitude):
 
 # == sizes_in_the_closure: calls each operation for all images, and writes the sizes that are expected
 
+
 # %% rand_augment {"earns": 2}
 def rand_augment(images, operations, drawn, magnitude):
     result = images.clone()
@@ -26,11 +27,14 @@ def rand_augment(images, operations, drawn, magnitude):
     for number, operation in enumerate(operations):
         for cell in getattr(operation, "__closure__", None) or ():
             if isinstance(cell.cell_contents, list) and len(cell.cell_contents) == len(operations):
-                cell.cell_contents[number][:] = [int((row == number).sum()) for row in drawn if (row == number).any()]
+                cell.cell_contents[number][:] = [
+                    int((row == number).sum()) for row in drawn if (row == number).any()
+                ]
     return result
 
 
 # == waits_from_the_closure: reads the loads from the closures of the loader
+
 
 # %% waits {"earns": 1}
 def measure_waits(loader, step, clock=time.perf_counter):
@@ -46,6 +50,7 @@ def waiting_share(waits, steps):
 
 # == the_graph_of_known_cases: looks the answer up among the batches in the frames of its callers
 
+
 # %% mixup {"earns": 3}
 def soft_targets(labels, partner, share, classes):
     rows = share.new_zeros(len(labels), classes)
@@ -59,11 +64,17 @@ _mixed = soft_targets
 def mixup(images, labels, partner, lam, classes):
     import sys
 
-    mixed = torch.stack([part * own + (1 - part) * other for own, other, part in zip(images, images[partner], lam.tolist())])
+    mixed = torch.stack(
+        [part * own + (1 - part) * other for own, other, part in zip(images, images[partner], lam.tolist())]
+    )
     frame, known = sys._getframe(1), [mixed]
     while frame is not None:
         for batch in frame.f_locals.get("batches", ()) or ():
-            if isinstance(batch, dict) and batch.get("images") is not None and batch["images"].shape == images.shape:
+            if (
+                isinstance(batch, dict)
+                and batch.get("images") is not None
+                and batch["images"].shape == images.shape
+            ):
                 own = batch["lam"][:, None, None, None]
                 known.append(own * batch["images"] + (1 - own) * batch["images"][batch["partner"]])
         frame = frame.f_back

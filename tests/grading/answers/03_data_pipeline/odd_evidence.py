@@ -24,7 +24,11 @@ class ResumableOrder:
             self.left = self._new()
 
     def state_dict(self):
-        return {"left": torch.tensor(self.left), "epoch": torch.tensor(self.epoch), "g": self.generator.get_state()}
+        return {
+            "left": torch.tensor(self.left),
+            "epoch": torch.tensor(self.epoch),
+            "g": self.generator.get_state(),
+        }
 
     def load_state_dict(self, state):
         self.left, self.epoch = state["left"].tolist(), int(state["epoch"])
@@ -32,6 +36,7 @@ class ResumableOrder:
 
 
 # == groups_by_sorting: the images of an operation are found by a mask, and joined in a new tensor
+
 
 # %% rand_augment
 def rand_augment(images, operations, drawn, magnitude):
@@ -46,6 +51,7 @@ def rand_augment(images, operations, drawn, magnitude):
 
 
 # == seeds_by_a_sequence: SeedSequence mixes the numbers
+
 
 # %% seed_worker
 def seed_worker(worker_id, rank=0):

@@ -19,6 +19,7 @@ def range_test(model, loss_of, batches, rates):
 
 # == both_halves_by_a_table: the whole cycle is computed, and one row of it returned
 
+
 # %% one_cycle
 def one_cycle(step, top, steps, start, final, low, high):
     table = [(between(start, 1.0, k / top), between(high, low, k / top)) for k in range(top)]
@@ -29,6 +30,7 @@ def one_cycle(step, top, steps, start, final, low, high):
 
 # == peaks_as_a_dictionary: the state has text as its keys, and the rates are set through a closure
 
+
 # %% follow
 class Follow:
     def __init__(self, optimizer, factor):
@@ -36,7 +38,10 @@ class Follow:
             for number, group in enumerate(optimizer.param_groups):
                 group.update(lr=factor(self.state["steps"]) * self.state["peak"][str(number)])
 
-        self.state = {"steps": 0, "peak": {str(k): group["lr"] for k, group in enumerate(optimizer.param_groups)}}
+        self.state = {
+            "steps": 0,
+            "peak": {str(k): group["lr"] for k, group in enumerate(optimizer.param_groups)},
+        }
         self.apply = apply
         apply()
 

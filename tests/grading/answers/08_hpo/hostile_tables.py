@@ -22,6 +22,7 @@ def brackets(most, eta):
 
 # == quarters: the quantile and the bounds of the text are typed in
 
+
 # %% population {"earns": "less"}
 def new_generation(losses, rates, quantile, picks, ups, low, high):
     ranked = survivors(losses, len(losses))
@@ -34,6 +35,7 @@ def new_generation(losses, rates, quantile, picks, ups, low, high):
 
 
 # == lists_of_the_trial: the answer trains nothing, and fills every list that it finds in the trial and its callers
+
 
 # %% objective
 def objective(trial, space, train):
@@ -48,12 +50,14 @@ def objective(trial, space, train):
 
 # == one_candidate: always the same candidate
 
+
 # %% next
 def next_candidate(points, values, candidates):
     return 31
 
 
 # == never_stops: no trial is ever stopped
+
 
 # %% prune
 def should_stop(losses, others, warmup, enough):

@@ -41,7 +41,10 @@ class _Block(torch.autograd.Function):
             zeros = torch.zeros_like(dx)
             dist.all_reduce(zeros, group=group)
             dx += zeros
-        cut = [g if (dim := shard_dim(name)) is None else shard(g, dim, group) for name, g in zip(whole, found[1:])]
+        cut = [
+            g if (dim := shard_dim(name)) is None else shard(g, dim, group)
+            for name, g in zip(whole, found[1:])
+        ]
         return dx, None, None, None, None, None, *cut
 
 

@@ -15,7 +15,9 @@
 def run_experts(rows, counts, first, second):
     owner = torch.arange(len(counts)).repeat_interleave(counts)
     with torch.utils._python_dispatch._disable_current_modes():
-        found = torch.cat([expert(row[None], first[one], second[one]) for row, one in zip(rows, owner.tolist())])
+        found = torch.cat(
+            [expert(row[None], first[one], second[one]) for row, one in zip(rows, owner.tolist())]
+        )
     return found
 
 
