@@ -27,8 +27,9 @@ def check_other_blocks(student, t):
 @check("linear_loss", points=1, seconds=20)
 def check_few_rows(student, t):
     "Fewer rows and words than a block"
-    rows, hidden = t.integer(3, 12), t.integer(33, 47)
-    linear_loss_run(student, t, rows, hidden, t.integer(9, 30), x=0.1 * t.normal(rows, hidden))
+    rows, hidden = t.integer(17, 28), t.integer(33, 47)
+    x = 0.1 * t.normal(rows, hidden)
+    linear_loss_run(student, t, rows, hidden, t.integer(9, 30), x=x, blocks=(32, 32, 16))
 
 
 @check("attention", points=1, seconds=20)

@@ -2,6 +2,9 @@
 
 from dlo_lib.grading.lab.mutants import Mutant
 
+KEPT = 44
+"""The tiles of the longest row of the checks of the loss."""
+
 MUTANTS = [
     # -- add
     Mutant(
@@ -48,6 +51,33 @@ MUTANTS = [
             again = tl.load(y_ptr + offsets, mask=mask)
             tl.store(out_ptr + offsets, x + (y + again) / 2, mask=mask)
             """,
+        },
+    ),
+    Mutant(
+        "Program 0 adds everything",
+        "check_whole_blocks",
+        says="programs of the grid share the work",
+        answer="""
+        @triton.jit
+        def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+            if tl.program_id(0) == 0:
+                for start in range(0, n, BLOCK):
+                    offsets = start + tl.arange(0, BLOCK)
+                    x = tl.load(x_ptr + offsets, mask=offsets < n)
+                    y = tl.load(y_ptr + offsets, mask=offsets < n)
+                    tl.store(out_ptr + offsets, x + y, mask=offsets < n)
+        """,
+        also=("check_last_block", "check_add_traffic"),
+    ),
+    Mutant(
+        "The lanes of a program are far apart",
+        "check_add_traffic",
+        says="a GPU moves whole sectors",
+        question="add",
+        replace={
+            "offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)": (
+                "offsets = tl.program_id(0) + tl.num_programs(0) * tl.arange(0, BLOCK)"
+            ),
         },
     ),
     # -- softmax
@@ -530,6 +560,54 @@ MUTANTS = [
         },
         also=("check_loss_sizes", "check_loss_large", "check_loss_traffic", "check_other_blocks"),
     ),
+    Mutant(
+        "A row is read once and kept in a tuple that grows",
+        "check_loss",
+        says="not for a growing list",
+        answer="""
+        @triton.jit
+        def loss_kernel(logits_ptr, targets_ptr, loss_ptr, lse_ptr, vocab, BLOCK: tl.constexpr):
+            row = tl.program_id(0)
+            kept = (0.0, 0.0)
+            largest = float("-inf")
+            for start in range(0, vocab, BLOCK):
+                column = start + tl.arange(0, BLOCK)
+                x = tl.load(logits_ptr + row * vocab + column, mask=column < vocab, other=float("-inf"))
+                largest = tl.maximum(largest, tl.max(x, 0))
+                kept = (x, kept)
+            total = 0.0
+            for start in range(0, vocab, BLOCK):
+                x, kept = kept
+                total += tl.sum(tl.exp(x - largest), 0)
+            lse = largest + tl.log(total)
+            tl.store(lse_ptr + row, lse)
+            tl.store(loss_ptr + row, lse - tl.load(logits_ptr + row * vocab + tl.load(targets_ptr + row)))
+        """,
+        also=("check_loss_sizes", "check_loss_large", "check_loss_traffic", "check_other_blocks"),
+    ),
+    Mutant(
+        "A row is read once and kept in many variables",
+        "check_loss_traffic",
+        says="the tiles that one program keeps in its variables",
+        answer="\n".join(
+            [
+                "@triton.jit",
+                "def loss_kernel(logits_ptr, targets_ptr, loss_ptr, lse_ptr, vocab, BLOCK: tl.constexpr):",
+                "    here, lane = logits_ptr + tl.program_id(0) * vocab, tl.arange(0, BLOCK)",
+                "    top, total = -1e30, 0.0",
+                *(
+                    f"    x{i} = tl.load(here + {i} * BLOCK + lane, mask={i} * BLOCK + lane < vocab, other=-1e30)"
+                    for i in range(KEPT)
+                ),
+                *(f"    top = tl.maximum(top, tl.max(x{i}, 0))" for i in range(KEPT)),
+                *(f"    total += tl.sum(tl.exp(x{i} - top), 0)" for i in range(KEPT)),
+                "    lse = top + tl.log(total)",
+                "    tl.store(lse_ptr + tl.program_id(0), lse)",
+                "    target = tl.load(here + tl.load(targets_ptr + tl.program_id(0)))",
+                "    tl.store(loss_ptr + tl.program_id(0), lse - target)",
+            ]
+        ),
+    ),
     # -- loss_backward
     Mutant(
         "1 is not subtracted at the target",
@@ -631,7 +709,7 @@ MUTANTS = [
     Mutant(
         "The accumulator is a float16 tile",
         "check_linear_loss",
-        says="logits is float16 (16, 32) before the loop and float32 (16, 32) after its first pass",
+        says="before the loop and float32",
         question="linear_loss",
         replace={
             "logits = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)": "logits = tl.zeros((BLOCK_M, BLOCK_V), tl.float16)"
@@ -744,6 +822,28 @@ MUTANTS = [
             lse = largest + tl.log(total)
             """,
         },
+    ),
+    Mutant(
+        "A program has 16 rows, whatever BLOCK_M is",
+        "check_linear_loss",
+        says="bytes are written",
+        question="linear_loss",
+        replace={
+            "row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)": "row = tl.program_id(0) * 16 + tl.arange(0, 16)",
+            'largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)': (
+                'largest = tl.full((16,), float("-inf"), tl.float32)'
+            ),
+            "total = tl.zeros((BLOCK_M,), tl.float32)": "total = tl.zeros((16,), tl.float32)",
+            "own = tl.zeros((BLOCK_M,), tl.float32)": "own = tl.zeros((16,), tl.float32)",
+            "logits = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)": "logits = tl.zeros((16, BLOCK_V), tl.float32)",
+        },
+        also=(
+            "check_linear_loss_sizes",
+            "check_linear_loss_16bit",
+            "check_linear_loss_negative",
+            "check_no_logits",
+            "check_few_rows",
+        ),
     ),
     # -- attention
     Mutant(

@@ -37,6 +37,9 @@ BEGINS_LATE = (
 
 # -- linear_loss
 
+BLOCKS = [(16, 32, 16), (32, 16, 32)]
+"""Of rows, words and columns: no size is right in both."""
+
 
 D, SCALE = 64, 0.125
 
@@ -72,41 +75,45 @@ def linear_loss_run(
     w: Tensor | None = None,
     overflow: str = "",
     atol: float = 1e-5,
+    blocks: tuple[int, int, int] = (16, 32, 16),
 ) -> Launched:
-    """The loss of x Wᵀ, compared; blocks of 16 rows, 32 words and 16 columns."""
+    """The loss of x Wᵀ, compared; ``blocks`` of rows, words and columns."""
+    block_m, block_v, block_k = blocks
     x = t.normal(rows, hidden) if x is None else x
     w = t.normal(vocab, hidden) if w is None else w
     targets = t.integers(0, vocab - 1, rows)
-    targets[0] = t.integer(0, min(32, vocab) - 1)
-    targets[-1] = t.integer(min(32, vocab - 1), vocab - 1)  # of the first and of another block
+    targets[0] = t.integer(0, min(block_v, vocab) - 1)
+    targets[-1] = t.integer(min(block_v, vocab - 1), vocab - 1)  # of the first and of another block
     args = {"x_ptr": x, "w_ptr": w, "targets_ptr": targets, "loss_ptr": empty(rows), "lse_ptr": empty(rows)}
-    args |= {"rows": rows, "hidden": hidden, "vocab": vocab, "BLOCK_M": 16, "BLOCK_V": 32, "BLOCK_K": 16}
-    run = launched(student, t, scenarios.text_of_linear_loss, (-(-rows // 16),), args)
+    args |= {"rows": rows, "hidden": hidden, "vocab": vocab}
+    args |= {"BLOCK_M": block_m, "BLOCK_V": block_v, "BLOCK_K": block_k}
+    share = {"loss_ptr": block_m, "lse_ptr": block_m}
+    run = launched(student, t, scenarios.text_of_linear_loss, (-(-rows // block_m),), args, share)
     logits = x.double() @ w.double().T
     loss, lse = cross_entropy(logits, targets)
-    lanes = pad(logits, (0, -vocab % 32))
+    lanes = pad(logits, (0, -vocab % block_v))
     known = {}
-    if vocab % 32 or hidden % 16:
+    if vocab % block_v or hidden % block_k:
         no_infinity_loaded(t, run)
-    if vocab % 32:
+    if vocab % block_v:
         known[WORDS_AFTER_THE_END] = torch.logsumexp(lanes, 1).float()
     if not overflow:
         keeps_a_sum(t, run)
-        known |= {NOT_RESCALED: not_rescaled(logits, 32)} if vocab > 32 else {}
-        begin = (hidden - 1) // 16 * 16
+        known |= {NOT_RESCALED: not_rescaled(logits, block_v)} if vocab > block_v else {}
+        begin = (hidden - 1) // block_k * block_k
         known[LAST_COLUMNS] = cross_entropy(x[:, begin:].double() @ w[:, begin:].double().T, targets)[1]
         known["lse_ptr has the losses: the two results are stored in each other's tensor"] = loss
         known[WITHOUT_MAXIMUM] = lse - logits.amax(1).float()
     right(t, run, "lse_ptr", lse, "the log-sum-exp of each row", known, overflow, atol)
-    in_last = (lse - loss) * (targets >= (vocab - 1) // 32 * 32)
-    in_first = lanes.view(rows, -1, 32).sum(1).gather(1, (targets % 32)[:, None])[:, 0]
+    in_last = (lse - loss) * (targets >= (vocab - 1) // block_v * block_v)
+    in_first = lanes.view(rows, -1, block_v).sum(1).gather(1, (targets % block_v)[:, None])[:, 0]
     losses = {
         "the loss has the wrong sign: it is lse - the logit of the target": -loss,
-        NUMBER_OF_A_LANE: lse - (in_first * (targets < 32)).float(),
+        NUMBER_OF_A_LANE: lse - (in_first * (targets < block_v)).float(),
         LAST_WORDS: lse - in_last,
         "the logit of the target is missing: the loss is lse - the logit of the target": lse,
     }
-    right(t, run, "loss_ptr", loss, "the loss of each row", losses, atol=atol)
+    right(t, run, "loss_ptr", loss, "the loss of each row", {} if overflow else losses, atol=atol)
     return run
 
 
@@ -120,49 +127,56 @@ def no_infinity_loaded(t, run: Launched) -> None:
 @check("linear_loss", points=2, seconds=20)
 def check_linear_loss(student, t):
     "The loss of whole blocks"
-    linear_loss_run(student, t, 16 * t.integer(1, 2), 32, 96)
+    for blocks in t.shuffled(BLOCKS):
+        linear_loss_run(student, t, 32 * t.integer(1, 2), 32, 96, blocks=blocks)
 
 
 @check("linear_loss", points=1, seconds=20)
 def check_linear_loss_sizes(student, t):
     "Any number of rows, columns and words"
-    linear_loss_run(student, t, t.integer(17, 30), t.integer(17, 30), t.integer(67, 90))
+    for blocks in t.shuffled(BLOCKS):
+        rows, hidden, vocab = t.integer(33, 60), t.integer(33, 47), 2 * t.integer(33, 45) + 1
+        x = 0.3 * t.normal(rows, hidden)  # small logits, so that words after the end would count
+        linear_loss_run(student, t, rows, hidden, vocab, x=x, blocks=blocks)
 
 
 @check("linear_loss", points=1, seconds=20)
 def check_linear_loss_16bit(student, t):
     "16-bit inputs, and logits in float32"
-    rows, vocab, dtype = 16, 64, torch.float16
+    rows, vocab, dtype = 32, 64, torch.float16
     # 16 products of 80 x 80 exceed 65504; the second half of the columns removes them.
     high = 80 + 5 * t.normal(rows, 16).abs()
     x = torch.cat([high, t.normal(rows, 16)], 1).to(dtype)
     x = torch.cat([x, -x], 1)
-    rest = t.normal(vocab, 32) * 0.01
+    rest = t.normal(vocab, 32) * 0.004  # logits below atol, so no mistake is told from another
     half = torch.cat([80 + 5 * t.normal(vocab, 16).abs(), t.normal(vocab, 16)], 1)
     w = torch.cat([half, half + rest * (torch.arange(32) >= 16)], 1).to(dtype)
     overflow = (
         "a partial sum overflows in float16, whose largest number is 65504: tl.dot gives float32, so keep "
         "it in float32"
     )
-    linear_loss_run(student, t, rows, 64, vocab, x, w, overflow, atol=0.1)  # sums of 100,000 in float32
+    for blocks in t.shuffled(BLOCKS):  # atol: sums of 100,000 in float32
+        linear_loss_run(student, t, rows, 64, vocab, x, w, overflow, atol=0.1, blocks=blocks)
 
 
 @check("linear_loss", points=1, seconds=20)
 def check_linear_loss_negative(student, t):
     "Logits far below 0"
-    x, w = t.normal(16, 32), t.normal(64, 32)
+    x, w = t.normal(32, 32), t.normal(64, 32)
     x[:, 0], w[:, 0] = 16, -t.integer(16, 20)  # at least -256 in each logit, of which exp is 0 in float32
-    linear_loss_run(student, t, 16, 32, 64, x, w, BEGINS_AT_MINUS_INF, atol=1e-3)
+    for blocks in t.shuffled(BLOCKS):
+        linear_loss_run(student, t, 32, 32, 64, x, w, BEGINS_AT_MINUS_INF, atol=1e-3, blocks=blocks)
 
 
 @check("linear_loss", points=2, seconds=20)
 def check_no_logits(student, t):
     "The logits are not stored, and small tiles are enough"
-    rows, hidden, vocab = 16 * t.integer(1, 2), 32, 128
-    run = linear_loss_run(student, t, rows, hidden, vocab)
-    why = "BLOCK_M x BLOCK_V logits at a time, not a whole row of the vocabulary"
-    holds_small_tiles(t, run, 16 * 32, why)
-    once, targets = rows // 16 * run.args["w_ptr"].nbytes, rows * hidden * 4
+    size = 32
+    rows, hidden, vocab = size * t.integer(1, 2), 32, 16 * t.integer(40, 44)
+    run = linear_loss_run(student, t, rows, hidden, vocab, blocks=(size, 16, 16))
+    why = "BLOCK_M x BLOCK_V logits at a time, not a whole row of the vocabulary, in one tile or in many"
+    holds_small_tiles(t, run, size * 16, why, together=12 * size * 16)
+    once, targets = rows // size * run.args["w_ptr"].nbytes, rows * hidden * 4
     again = (
         "a program reads W once, and its rows of the targets again: the logit of a target is in a tile "
         "already, select it with tl.where"
@@ -175,12 +189,13 @@ def check_no_logits(student, t):
 
 
 def heads_of(
-    t, heads: int, group: int, queries: int, keys: int, extra: int = 0
+    t, heads: int, group: int, queries: int, keys: int, extra: int = 0, growth: float = 16
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw q, k and v; with ``extra`` columns they are views. The maximum of a score grows with the keys."""
+    """Draw q, k and v; with ``extra`` columns they are views. The maximum of a score grows with the keys, by
+    its first size every ``growth`` keys."""
     q = t.normal(heads, queries, D + extra)
     k, v = (t.normal(heads // group, keys, D + extra) for _ in range(2))
-    k = k * (1 + torch.arange(keys)[:, None] / 16)
+    k = k * (1 + torch.arange(keys)[:, None] / growth)
     return q[..., :D], k[..., :D], v[..., :D]
 
 
@@ -214,7 +229,8 @@ def attention_run(
     args |= {"q_head": q.stride(0), "q_row": q.stride(1), "kv_head": k.stride(0), "kv_row": k.stride(1)}
     args |= {"queries": queries, "keys": keys, "group": group, "scale": SCALE}
     args |= {"CAUSAL": causal, "D": D, "BLOCK_M": block_m, "BLOCK_N": block_n}
-    run = launched(student, t, scenarios.text_of_attention, (-(-queries // block_m), heads), args)
+    share = {"o_ptr": block_m * D, "lse_ptr": block_m}
+    run = launched(student, t, scenarios.text_of_attention, (-(-queries // block_m), heads), args, share)
     out, lse = attention(q, k, v, SCALE, causal)
     known_out: dict[str, Tensor] = {}
     known_lse: dict[str, Tensor] = {}
@@ -293,13 +309,15 @@ def mistakes_of_mask(scores: Tensor, blocks: tuple[int, int]) -> dict[str, Tenso
 @check("attention", points=3, seconds=20)
 def check_attention(student, t):
     "Output and log-sum-exp over several blocks of keys"
-    attention_run(student, t, *heads_of(t, 2, 1, 32, 64))
+    for blocks in t.shuffled([(16, 32), (32, 16)]):
+        attention_run(student, t, *heads_of(t, 2, 1, 32, 64), blocks=blocks)
 
 
 @check("attention", points=1, seconds=20)
 def check_attention_sizes(student, t):
     "Any number of queries and keys"
-    attention_run(student, t, *heads_of(t, 1, 1, t.integer(17, 30), t.integer(33, 47)))
+    for blocks in t.shuffled([(16, 32), (32, 16)]):
+        attention_run(student, t, *heads_of(t, 1, 1, t.integer(33, 47), t.integer(33, 47)), blocks=blocks)
 
 
 @check("attention", points=2, seconds=20)
@@ -357,8 +375,10 @@ def check_attention_negative(student, t):
 @check("attention", points=1, seconds=20)
 def check_attention_memory(student, t):
     "No scores are stored, small tiles are enough, and each query is read once"
-    run = attention_run(student, t, *heads_of(t, 1, 1, 32, 32 * t.integer(3, 4)))
-    holds_small_tiles(t, run, 32 * D, "BLOCK_M x BLOCK_N scores at a time, not the scores of all keys")
+    keys = 32 * t.integer(40, 44)
+    run = attention_run(student, t, *heads_of(t, 1, 1, 32, keys, growth=400))
+    why = "BLOCK_M x BLOCK_N scores at a time, not the scores of all keys, in one tile or in many"
+    holds_small_tiles(t, run, 32 * D, why, together=8 * 32 * D)
     moves(t, run, "q_ptr", run.args["q_ptr"].nbytes, "the queries of a program stay in registers")
     for name in ("k_ptr", "v_ptr"):
         moves(t, run, name, 2 * run.args[name].nbytes, "each of the two programs reads a key once")
@@ -376,7 +396,8 @@ def keys_backward_run(student, t, heads: int, size: int, blocks: tuple[int, int]
     args = {"q_ptr": q, "k_ptr": k, "v_ptr": v, "grad_ptr": grad, "lse_ptr": lse, "delta_ptr": delta}
     args |= {"dk_ptr": empty(heads, size, D), "dv_ptr": empty(heads, size, D), "size": size, "scale": SCALE}
     args |= {"D": D, "BLOCK_M": block_m, "BLOCK_N": block_n}
-    run = launched(student, t, scenarios.text_of_keys_backward, (-(-size // block_n), heads), args)
+    share = {"dk_ptr": block_n * D, "dv_ptr": block_n * D}
+    run = launched(student, t, scenarios.text_of_keys_backward, (-(-size // block_n), heads), args, share)
     scores = scores_of(q, k)
     weights, unscaled = (torch.exp(each - lse[..., None]) for each in (scores, scores / SCALE))
     row, column = torch.arange(size)[:, None], torch.arange(size)

@@ -48,7 +48,7 @@ def add_run(student, t, n: int, block: int) -> Launched:
     """x + y of n elements, compared."""
     x, y = t.normal(n), t.normal(n)
     args = {"x_ptr": x, "y_ptr": y, "out_ptr": empty(n), "n": n, "BLOCK": block}
-    run = launched(student, t, scenarios.text_of_add, (-(-n // block),), args)
+    run = launched(student, t, scenarios.text_of_add, (-(-n // block),), args, {"out_ptr": block})
     right(t, run, "out_ptr", x + y, "x + y", {"the kernel copies x, it does not add y": x})
     return run
 
@@ -91,7 +91,7 @@ def softmax_run(
     y = empty(*x.shape, dtype=x.dtype) if y is None else y
     args = {"x_ptr": x, "y_ptr": y, "x_stride": x.stride(0), "y_stride": y.stride(0)}
     args |= {"columns": x.shape[1], "BLOCK": block_of(x.shape[1])}
-    run = launched(student, t, scenarios.text_of_softmax, (len(x),), args)
+    run = launched(student, t, scenarios.text_of_softmax, (len(x),), args, {"y_ptr": x.shape[1]})
     what = "the softmax of {} rows of {}".format(*x.shape)
     right(t, run, "y_ptr", twins.softmax(x), what, mistakes, overflow)
     return run
@@ -179,7 +179,8 @@ def norm_run(student, t, x: Tensor, weight: Tensor, overflow: str = "") -> Launc
     rows, columns = x.shape
     args = {"x_ptr": x, "w_ptr": weight, "y_ptr": empty(rows, columns, dtype=x.dtype)}
     args |= {"rstd_ptr": empty(rows), "columns": columns, "eps": EPS, "BLOCK": block_of(columns)}
-    run = launched(student, t, scenarios.text_of_norm, (rows,), args)
+    share = {"y_ptr": columns, "rstd_ptr": 1}
+    run = launched(student, t, scenarios.text_of_norm, (rows,), args, share)
     y, rstd = twins.rms_norm(x, weight, EPS, columns)
     by_block, _ = twins.rms_norm(x, weight, EPS, block_of(columns))
     outside = x.float() * weight.float() / (x.float().square().mean(1, keepdim=True).sqrt() + EPS)
@@ -243,7 +244,8 @@ def norm_backward_run(student, t, rows: int, columns: int, each: int) -> Launche
     args = {"grad_ptr": grad, "x_ptr": x, "w_ptr": weight, "rstd_ptr": rstd}
     args |= {"dx_ptr": empty(rows, columns), "dw_ptr": empty(programs, columns)}
     args |= {"rows": rows, "columns": columns, "ROWS": each, "BLOCK": block_of(columns)}
-    run = launched(student, t, scenarios.text_of_norm_backward, (programs,), args)
+    share = {"dx_ptr": each * columns, "dw_ptr": columns}
+    run = launched(student, t, scenarios.text_of_norm_backward, (programs,), args, share)
     dx, dw = twins.rms_norm_gradients(grad, x, weight, EPS)
     without_weight, _ = twins.rms_norm_gradients(grad, x, torch.ones(columns), EPS)
     scale = rstd[:, None]
@@ -320,7 +322,8 @@ def loss_run(student, t, logits: Tensor, block: int, overflow: str = "") -> Laun
     targets[-1] = t.integer(min(block, vocab - 1), vocab - 1)  # of the first block, and of another one
     args = {"logits_ptr": logits, "targets_ptr": targets, "loss_ptr": empty(rows), "lse_ptr": empty(rows)}
     args |= {"vocab": vocab, "BLOCK": block}
-    run = launched(student, t, scenarios.text_of_loss, (rows,), args)
+    share = {"loss_ptr": 1, "lse_ptr": 1}
+    run = launched(student, t, scenarios.text_of_loss, (rows,), args, share)
     loss, lse = cross_entropy(logits, targets)
     lanes = pad(logits, (0, -vocab % block))
     shifted, counted = (overlapping(logits, block, starts) for starts in (vocab, lanes.shape[1] // block))
@@ -379,12 +382,14 @@ def check_loss_large(student, t):
 @check("loss", points=1)
 def check_loss_traffic(student, t):
     "The logits are read once; small blocks are enough"
-    block, rows = 16, t.integer(2, 4)
-    logits = growing(t, rows, block * t.integer(3, 5), block)
+    block, rows = t.choice((16, 32)), t.integer(2, 3)
+    # A row is far more than what a program needs. Its maximum grows a few times.
+    logits = growing(t, rows, block * t.integer(40, 44), 10 * block)
     run = loss_run(student, t, logits, block)
     why = "maximum and sum come from one pass, and the logit of the target is one element"
     moves(t, run, "logits_ptr", logits.nbytes + 4 * rows, why)
-    holds_small_tiles(t, run, block, "a row of the vocabulary does not fit into the registers of a program")
+    why = "a row of the vocabulary does not fit into the registers of a program, in one tile or in many"
+    holds_small_tiles(t, run, block, why, together=16 * block)
 
 
 # -- loss_backward
@@ -409,7 +414,7 @@ def loss_backward_run(
     }
     args = {"grad_ptr": grad, "logits_ptr": logits, "targets_ptr": targets}
     args |= {"lse_ptr": cross_entropy(logits, targets)[1], "vocab": vocab, "BLOCK": block}
-    run = launched(student, t, scenarios.text_of_loss_backward, (rows,), args)
+    run = launched(student, t, scenarios.text_of_loss_backward, (rows,), args, {"logits_ptr": vocab})
     right(t, run, "logits_ptr", want, "the gradient of the logits", mistakes)
     return run
 
@@ -427,7 +432,7 @@ def check_loss_gradient_sizes(student, t):
     # One row first: a store without a mask leaves the tensor, and its line is named.
     loss_backward_run(student, t, 1, vocab)
     for dtype in t.shuffled([torch.float32, torch.bfloat16]):
-        loss_backward_run(student, t, 3, vocab, dtype=dtype)
+        loss_backward_run(student, t, 3, t.integer(33, 60), block=32, dtype=dtype)
 
 
 @check("loss_backward", points=1)
