@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.paired import Row
 from dlo_lib.hardware import GpuNodes, gpu, link
 from dlo_lib.parallel.pipeline.table import ScheduleKind
-from dlo_lib.planner import LIBRARY, MEGATRON, ModelSizes, Plans, Request, search, step_cost
+from dlo_lib.planner import LIBRARY, MEGATRON, ModelSizes, PlanRequest, Plans, search, step_cost
 from dlo_lib.planner.calibration import H100_TOKENS, errors, fit, leave_one_out, published
 from dlo_lib.planner.plans import SCHEDULES, Checkpointing
 
@@ -49,7 +49,7 @@ def rows(pairs: int = 5) -> Iterator[Row]:
         note=f"{tokens:,.0f} tokens/s predicted, {H100_TOKENS:,} measured (the anchor of Hopper)",
     )
     nodes = GpuNodes(gpu("h100-80"), 4, link("ndr"), 4)
-    request, seconds = Request("llama-3.3-70b", nodes, 512, 2048, 4096), []
+    request, seconds = PlanRequest("llama-3.3-70b", nodes, 512, 2048, 4096), []
     for _ in range(pairs):
         began = time.process_time()
         found = search(request)

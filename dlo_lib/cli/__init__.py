@@ -38,8 +38,8 @@ Shared functions:
 - ``reports``: prints progress and reports
 - ``out``: the file of ``--out``
 
-The commands import ``cluster``, ``grading``, ``hub`` and ``launch`` when they run, because `dlo --help` must
-not import torch or nbgrader.
+The commands import ``cluster``, ``grading``, ``hardware``, ``hub``, ``launch``, ``models``, ``parallel``,
+``planner`` and ``train`` when they run, because `dlo --help` must not import torch or nbgrader.
 """
 
 from __future__ import annotations

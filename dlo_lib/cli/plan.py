@@ -18,7 +18,7 @@ from dlo_lib.base.errors import UserError
 from dlo_lib.base.files import write_text
 
 if TYPE_CHECKING:
-    from dlo_lib.planner import Found, Request, Stack
+    from dlo_lib.planner import Found, PlanRequest, Stack
 
 console = Console()
 _MODELS = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.3-70b")
@@ -57,14 +57,14 @@ def plan(
     """
     from dlo_lib.cluster import site as find_site
     from dlo_lib.models import model_config
-    from dlo_lib.planner import Request, search
+    from dlo_lib.planner import PlanRequest, search
 
     if seq > (most := model_config(model).max_positions):
         raise UserError(f"seq is {seq}: {model} has {most} positions; use at most that")
     limit = None if memory is None else round(memory * 2**30)
     nodes = find_site(site).nodes
     dtype = "bf16" if "bf16" in nodes.gpu.peak_flops else "fp16"
-    request = Request(model, nodes, gpus, batch or 4 * gpus, seq, limit, fused=not eager, dtype=dtype)
+    request = PlanRequest(model, nodes, gpus, batch or 4 * gpus, seq, limit, fused=not eager, dtype=dtype)
     found = search(request, None if run is None else stack_of_run(run, request))
     chosen = row - 1
     if chosen >= len(found.plans):
@@ -200,7 +200,7 @@ def write_files(found: Found, row: int, out: Path, site: str, account: str) -> N
     )
 
 
-def stack_of_run(folder: Path, request: Request) -> Stack:
+def stack_of_run(folder: Path, request: PlanRequest) -> Stack:
     """Return the stack whose prediction of a measured run is its time: the median of ``step_seconds`` in its
     metrics.
 

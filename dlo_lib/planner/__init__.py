@@ -22,7 +22,7 @@ from dlo_lib.planner.cost import StepCost, step_cost
 from dlo_lib.planner.explain import explain, plot_plans, why_others_lose
 from dlo_lib.planner.memory import PlanMemory, peak_memory, plan_memory
 from dlo_lib.planner.plans import Plans
-from dlo_lib.planner.search import Found, Request, search
+from dlo_lib.planner.search import Found, PlanRequest, search
 from dlo_lib.planner.sizes import ModelSizes
 from dlo_lib.planner.stack import Stack
 
@@ -32,8 +32,8 @@ __all__ = [
     "Found",
     "ModelSizes",
     "PlanMemory",
+    "PlanRequest",
     "Plans",
-    "Request",
     "Stack",
     "StepCost",
     "explain",

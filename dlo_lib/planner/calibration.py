@@ -180,5 +180,5 @@ def leave_one_out(runs: tuple[PublishedRun, ...], start: Stack = MEGATRON) -> Ar
     found = []
     for index, run in enumerate(runs):
         others = runs[:index] + runs[index + 1 :]
-        found.append(run.error(fit(others, start)))
+        found.append(run.error(fit(others, start, rounds=4)))
     return np.array(found)

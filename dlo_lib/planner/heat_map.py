@@ -11,7 +11,7 @@ import numpy as np
 from dlo_lib.base.drawing import new_figure
 from dlo_lib.base.errors import UserError
 from dlo_lib.planner.plans import Array
-from dlo_lib.planner.search import GIB, Request, search
+from dlo_lib.planner.search import GIB, PlanRequest, search
 from dlo_lib.planner.stack import Stack
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def best_by_size(
-    request: Request, models: Sequence[str], nodes: Sequence[int], stack: Stack | None = None
+    request: PlanRequest, models: Sequence[str], nodes: Sequence[int], stack: Stack | None = None
 ) -> tuple[Array, Array]:
     """Return the MFU and the GiB of the fastest plan, each (models, nodes); NaN where no plan fits.
 

@@ -44,7 +44,7 @@ of these."""
 
 
 @dataclass(frozen=True)
-class Request:
+class PlanRequest:
     """What a search is for.
 
     Args:
@@ -95,7 +95,7 @@ class Found:
         tried: the number of candidates.
     """
 
-    request: Request
+    request: PlanRequest
     stack: Stack
     plans: Plans
     memory: Array
@@ -128,7 +128,7 @@ def divisors(number: int) -> list[int]:
     return [one for one in range(1, number + 1) if number % one == 0]
 
 
-def candidates(request: Request) -> Plans:
+def candidates(request: PlanRequest) -> Plans:
     """Return all combinations that have the GPUs and the batch of the request; rules are not checked yet."""
     sizes = request.sizes
     rows = list(_degrees(sizes, request))
@@ -156,7 +156,7 @@ def candidates(request: Request) -> Plans:
     return plans[~same]
 
 
-def _degrees(sizes: ModelSizes, request: Request) -> Iterator[tuple[int, ...]]:
+def _degrees(sizes: ModelSizes, request: PlanRequest) -> Iterator[tuple[int, ...]]:
     for tp in powers_of_two(min(request.gpus, 2 * request.nodes.gpus_per_node)):
         for pp in divisors(request.gpus):
             if request.gpus % (tp * pp) or pp > sizes.layers + 2:
@@ -184,13 +184,13 @@ def _choices() -> Iterator[tuple[int, ...]]:
                 yield stage, SCHEDULES.index(kind), chunks, checkpointing, sequence_parallel, context
 
 
-def valid_plans(request: Request, plans: Plans) -> Array:
+def valid_plans(request: PlanRequest, plans: Plans) -> Array:
     """Return where a candidate breaks no rule of the library and of the model, (plans,) bool."""
     rules = refused_plans(plans) | refused_models(plans, request.sizes, request.seq)
     return allowed(rules)
 
 
-def search(request: Request, stack: Stack | None = None) -> Found:
+def search(request: PlanRequest, stack: Stack | None = None) -> Found:
     """Return all plans of the request that are valid and fit, the fastest first; of equally fast ones, that
     with the fewest dimensions. ``stack``: None for this library.
 
@@ -213,7 +213,7 @@ def search(request: Request, stack: Stack | None = None) -> Found:
     return Found(request, stack, plans[order], memory[order], cost.rows(order), tried)
 
 
-def _impossible(request: Request, memory: Array) -> str:
+def _impossible(request: PlanRequest, memory: Array) -> str:
     """Say why nothing fits, and the nearest number of GPUs or memory for which something does."""
     asked = f"no plan of {request.gpus} GPUs and {request.batch} sequences of {request.seq} tokens"
     if not len(memory):
@@ -226,7 +226,7 @@ def _impossible(request: Request, memory: Array) -> str:
     least = memory.min() / GIB
     needs = f"{asked} fits in {request.limit / GIB:.1f} GiB; the smallest needs {least:.1f} GiB"
     for factor in (2, 4, 8, 16, 32, 64):
-        larger = Request(
+        larger = PlanRequest(
             request.model, request.nodes, request.gpus * factor, request.batch, request.seq,
             request.memory_bytes, request.fused, request.dtype,
         )  # fmt: skip

@@ -93,9 +93,15 @@ def memory_footprint(
     chosen = StepSettings.of(model, batch, seq, precision, checkpointing, optimizer, fused, *layout)
     if chosen.plan.stage is not ZeroStage.NONE:
         what = parallel if isinstance(parallel, str) else f"ZeRO stage {chosen.plan.stage.value}"
-        raise UserError(f'no formula for parallel="{what}": use "none" or "ddp", or measure_memory')
+        raise UserError(
+            f'no formula by moments for parallel="{what}": use "none" or "ddp", dlo_lib.planner.plan_memory, '
+            "or measure_memory"
+        )
     if chosen.plan.pipelined or chosen.plan.tp > 1 or chosen.plan.cp > 1:
-        raise UserError("no formula for a plan with pp, tp or cp: use measure_memory")
+        raise UserError(
+            "no formula by moments for a plan with pp, tp or cp: use dlo_lib.planner.plan_memory, "
+            "or measure_memory"
+        )
     weights, sizes = WeightSizes.of(chosen), ActivationSizes.of(chosen)
     always = {
         Part.WEIGHTS: weights.all,

@@ -10,7 +10,7 @@ import pytest
 
 from dlo_lib.cli.plan import stack_of_run
 from dlo_lib.cluster import site
-from dlo_lib.planner import LIBRARY, Request
+from dlo_lib.planner import LIBRARY, PlanRequest
 from dlo_lib.train import TrainConfig
 from dlo_lib.train.__main__ import parse
 from tests.cli.in_process import commands
@@ -79,7 +79,7 @@ def test_a_measured_run_fixes_the_constant(tmp_path):
     line = {"step": 10, "loss": 1.0, "lr": 1e-3, "grad_norm": None, "tokens": 10 * 8 * 2 * 2048}
     seconds = {"tokens_per_second": 8 * 2 * 2048 / 0.2, "step_seconds": 0.2, "peak_bytes": 1}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line | seconds) + "\n")
-    request = Request("llama-3.2-1b", site("jean-zay-h100").nodes, 8, 16, 2048)
+    request = PlanRequest("llama-3.2-1b", site("jean-zay-h100").nodes, 8, 16, 2048)
     stack = stack_of_run(tmp_path, request)
     assert stack.slowdown > 1
     assert stack.spread < LIBRARY.spread

@@ -10,7 +10,16 @@ import pytest
 from dlo_lib.base.errors import UserError
 from dlo_lib.hardware import GpuNodes, gpu, link
 from dlo_lib.models import model_config
-from dlo_lib.planner import MEGATRON, ModelSizes, Plans, Request, explain, search, step_cost, why_others_lose
+from dlo_lib.planner import (
+    MEGATRON,
+    ModelSizes,
+    PlanRequest,
+    Plans,
+    explain,
+    search,
+    step_cost,
+    why_others_lose,
+)
 from dlo_lib.planner.calibration import published
 from dlo_lib.planner.rules import (
     bubble_fraction,
@@ -27,7 +36,7 @@ from dlo_lib.planner.search import candidates, valid_plans
 
 H100 = GpuNodes(gpu("h100-80"), 4, link("ndr"), 4)
 A100 = GpuNodes(gpu("a100-80"), 8, link("hdr"), 8)
-SMALL = Request("llama-3.1-8b", H100, 16, 64, 4096)
+SMALL = PlanRequest("llama-3.1-8b", H100, 16, 64, 4096)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +65,7 @@ def test_no_plan_is_as_fast_with_less_memory_as_one_on_the_front(found):
 
 
 def test_a_search_of_70b_on_512_gpus_has_100_000_candidates():
-    request = Request("llama-3.3-70b", H100, 512, 2048, 4096)
+    request = PlanRequest("llama-3.3-70b", H100, 512, 2048, 4096)
     assert len(candidates(request)) > 100_000
     assert valid_plans(request, candidates(request)).sum() > 10_000
 
@@ -91,11 +100,11 @@ def test_an_interval_and_two_plans_that_are_too_close_to_call(found):
 
 def test_an_impossible_request_names_the_nearest_possible_one():
     with pytest.raises(UserError, match=r"fits in 77.6 GiB; the smallest needs .* GiB: use (16|32) GPUs$"):
-        search(Request("llama-3.3-70b", H100, 8, 64, 4096))
+        search(PlanRequest("llama-3.3-70b", H100, 8, 64, 4096))
     with pytest.raises(UserError, match="keeps the rules: use a batch of 97"):
-        search(Request("llama-3.2-1b", H100, 97, 3, 4096))
+        search(PlanRequest("llama-3.2-1b", H100, 97, 3, 4096))
     with pytest.raises(UserError, match="gpus"):
-        Request("llama-3.2-1b", H100, 0, 8)
+        PlanRequest("llama-3.2-1b", H100, 0, 8)
 
 
 def test_the_plan_of_the_published_sweep_is_the_best_measured_one():
@@ -123,7 +132,7 @@ def test_the_bubble_without_tensor_parallelism_is_b_n_minus_d_over_batch():
 
 
 def test_the_search_keeps_tensor_parallelism_inside_a_node():
-    best = search(Request("llama-3.3-70b", H100, 64, 128, 4096))
+    best = search(PlanRequest("llama-3.3-70b", H100, 64, 128, 4096))
     assert tensor_inside_a_node(int(best.plans.tp[0]), 4)
     across = np.flatnonzero(best.plans.tp > 4)
     assert best.cost.seconds[across[0]] > 1.1 * best.cost.seconds[0]
