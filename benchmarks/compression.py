@@ -7,8 +7,8 @@ rank, and gloo ends the process.
 
 A turn is the forward and backward of eight linear layers of 512 x 512 with few samples, so that communication
 dominates. The note has the bytes that a rank sends in a step with ring algorithms, counted by the tracer, and
-their share of the exact ones. PowerSGD has rank 4, top-k sends 1 %, and the first steps, which are exact, are not
-measured.
+their share of the exact ones. PowerSGD has rank 4, top-k sends 1 %, and the first steps, which are exact, are
+not measured.
 
 The last rows are counted from the shapes of a model: how many times fewer bytes than fp32 gradients the hooks
 of a table of the course send, which names neither model nor rank.
