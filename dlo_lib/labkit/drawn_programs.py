@@ -90,7 +90,7 @@ def drawn_plan(t: Trial, main: str, second: str) -> Plan:
 
 
 @dataclass
-class Trace:
+class DrawnTrace:
     """The spans of one track, which begin one after another from `now`, in ms."""
 
     t: Trial
@@ -144,7 +144,7 @@ class Trace:
             self.run(names[number % 3], self.t.uniform(0.015, 0.035), "float32", [[64], []])
 
 
-def forward(trace: Trace, plan: Plan, layer: int, ms: float) -> None:
+def forward(trace: DrawnTrace, plan: Plan, layer: int, ms: float) -> None:
     """The operators of a layer, which take about `ms`."""
     inputs, outputs = plan.layers[layer]
     dtype = "float64" if layer in plan.wide else "float32"
@@ -154,7 +154,7 @@ def forward(trace: Trace, plan: Plan, layer: int, ms: float) -> None:
     trace.run("aten::relu", RELU, "float32", [y])
 
 
-def step(trace: Trace, plan: Plan, number: int) -> None:
+def step(trace: DrawnTrace, plan: Plan, number: int) -> None:
     """A step of the training, with its five phases."""
     order = range(len(plan.layers))
     with trace.within(f"ProfilerStep#{number}"):
@@ -188,7 +188,7 @@ def step(trace: Trace, plan: Plan, number: int) -> None:
             lost(trace, plan, "metrics")
 
 
-def probe(trace: Trace, plan: Plan) -> None:
+def probe(trace: DrawnTrace, plan: Plan) -> None:
     """A classifier of more classes, which only `metrics` runs."""
     inputs = plan.layers[-1][1]
     x, weight = [plan.batch, inputs], [10 * inputs + 1, inputs]
@@ -196,7 +196,7 @@ def probe(trace: Trace, plan: Plan) -> None:
         trace.run("aten::addmm", plan.probe, "float32", [weight[:1], x, weight[::-1]])
 
 
-def lost(trace: Trace, plan: Plan, phase: str) -> None:
+def lost(trace: DrawnTrace, plan: Plan, phase: str) -> None:
     """What the causes at this place cost."""
     beyond = {cause: plan.times[cause] - USUAL.get(cause, 0.0) for cause in plan.times}
     for cause, place in plan.place.items():
@@ -214,7 +214,7 @@ def lost(trace: Trace, plan: Plan, phase: str) -> None:
             again(trace, plan, beyond["repeated"])
 
 
-def again(trace: Trace, plan: Plan, ms: float) -> None:
+def again(trace: DrawnTrace, plan: Plan, ms: float) -> None:
     """The forward of the layers in float32, as often as fits into about `ms`."""
     layers = [layer for layer in range(len(plan.layers)) if layer not in plan.wide]
     rounds = max(1, round(ms / (plan.products / 3)))
@@ -225,7 +225,7 @@ def again(trace: Trace, plan: Plan, ms: float) -> None:
 def program(t: Trial, main: str = "", second: str = "", outside: bool = False) -> list[Span]:
     """Draw the spans of some steps of a training, sorted. The cause `main` costs most time, `second` about
     half of it. With `outside`, much happens before the steps and on another track."""
-    plan, trace = drawn_plan(t, main, second), Trace(t)
+    plan, trace = drawn_plan(t, main, second), DrawnTrace(t)
     if outside:
         trace.copy(t.uniform(30.0, 60.0), "float32", list(plan.layers[0]))
         trace.read(t.uniform(20.0, 40.0))
@@ -234,7 +234,7 @@ def program(t: Trial, main: str = "", second: str = "", outside: bool = False) -
         step(trace, plan, number + 2)
     found = trace.spans
     if outside:
-        loader = Trace(t, LOADER)
+        loader = DrawnTrace(t, LOADER)
         while loader.now < trace.now:
             loader.run("aten::stack", t.uniform(0.02, 0.04), "float32", [[plan.layers[0][0]]] * 4)
             loader.copy(t.uniform(1.0, 3.0), "float32", [plan.batch, plan.layers[0][0]])

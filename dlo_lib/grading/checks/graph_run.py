@@ -33,8 +33,8 @@ linalg_vector_norm linear log log1p log_softmax logical_and logical_not logical_
 lt masked_fill matmul max maximum mean min minimum mm movedim mul multiply mv nan_to_num nanmean nansum narrow
 ne neg negative new_full new_ones new_zeros norm one_hot ones ones_like outer permute pow prod reciprocal relu
 remainder repeat repeat_interleave reshape rms_norm roll rsqrt rsub scaled_dot_product_attention scatter
-scatter_add select sigmoid sign silu sin size softmax sort split sqrt square squeeze stack std std_mean sub subtract
-sum swapaxes t take_along_dim tan tanh tensor tensor_split tile to topk transpose tril triu true_divide
+scatter_add select sigmoid sign silu sin size softmax sort split sqrt square squeeze stack std std_mean sub
+subtract sum swapaxes t take_along_dim tan tanh tensor tensor_split tile to topk transpose tril triu true_divide
 type_as unbind unflatten unsqueeze var var_mean vector_norm view view_as where xor zeros zeros_like
 """
 PYTHON_NAMES = """
@@ -62,7 +62,7 @@ MODULES: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Operation:
+class ObservedOperation:
     """An operation that ran.
 
     Attributes:
@@ -80,7 +80,7 @@ class Operation:
 
 def replay_here(
     graph: Mapping[str, Any], args: Sequence[Any], watched: bool = False
-) -> tuple[list[Tensor], list[Operation]]:
+) -> tuple[list[Tensor], list[ObservedOperation]]:
     """Run a plain graph in this process; return its outputs, and if ``watched`` its operations."""
     watch = _Watch()
     try:
@@ -104,7 +104,7 @@ class _Watch(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations: list[Operation] = []
+        self.operations: list[ObservedOperation] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -116,7 +116,8 @@ class _Watch(TorchDispatchMode):
         reads = max((tensor.numel() for tensor in given), default=0)
         memory = [tensor.untyped_storage().nbytes() // tensor.element_size() for tensor in made]
         dtypes = frozenset(str(tensor.dtype).removeprefix("torch.") for tensor in [*given, *made])
-        self.operations.append(Operation(func.__name__.split(".")[0], reads, max(memory, default=0), dtypes))
+        name = func.__name__.split(".")[0]
+        self.operations.append(ObservedOperation(name, reads, max(memory, default=0), dtypes))
         return result
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from dlo_lib.grading.checks.calculation import calculator
 from dlo_lib.grading.checks.contract import scenario
 from dlo_lib.grading.checks.exceptions import Wrong
-from dlo_lib.grading.checks.graph_run import Operation, replay_here, unreadable
+from dlo_lib.grading.checks.graph_run import ObservedOperation, replay_here, unreadable
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Recorded:
         """
         return replay(*self._called(call, inputs))
 
-    def observed(self, call: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> list[Operation]:
+    def observed(self, call: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> list[ObservedOperation]:
         """Return the operations of one recorded call, as :meth:`replayed` runs it.
 
         Raises:
@@ -81,14 +81,14 @@ def replay(graph: Mapping[str, Any], args: Sequence[Any]) -> list[Tensor]:
     return _calculated(graph, args, False)[0]
 
 
-def observed(graph: Mapping[str, Any], args: Sequence[Any]) -> tuple[list[Tensor], list[Operation]]:
+def observed(graph: Mapping[str, Any], args: Sequence[Any]) -> tuple[list[Tensor], list[ObservedOperation]]:
     """Run a plain graph as :func:`replay`; return its outputs, and the operations that ran, in order."""
     return _calculated(graph, args, True)
 
 
 def _calculated(
     graph: Mapping[str, Any], args: Sequence[Any], watched: bool
-) -> tuple[list[Tensor], list[Operation]]:
+) -> tuple[list[Tensor], list[ObservedOperation]]:
     calculate = calculator()
     if calculate is None:
         return replay_here(graph, args, watched)
@@ -96,7 +96,8 @@ def _calculated(
     if "wrong" in answer:
         raise Wrong(*answer["wrong"])
     operations = [
-        Operation(name, reads, makes, frozenset(dtypes)) for name, reads, makes, dtypes in answer["seen"]
+        ObservedOperation(name, reads, makes, frozenset(dtypes))
+        for name, reads, makes, dtypes in answer["seen"]
     ]
     return list(answer["outputs"]), operations
 

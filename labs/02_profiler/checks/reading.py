@@ -159,7 +159,7 @@ def check_parents(student, t):
 
 
 SPANS, DEPTH = 30_000, 3
-"""A loop over all pairs of so many spans does not end in the seconds of the check; one pass takes 0.1 s."""
+"""A loop over all pairs does not end in the seconds of the check; one pass takes 0.1 s."""
 
 
 def many_spans(t) -> tuple[Tensor, Tensor, list[int | None]]:

@@ -8,13 +8,15 @@ from dlo_lib.grading.checks.contract import scenario
 
 @scenario
 def parents_of_many(student, begins, ends):
-    """The parents of spans of one track, -1 for None."""
+    """The parents of spans of one track; None for what is no number."""
     names = ("aten::linear", "aten::addmm", "aten::copy_")
     spans = [
         {"name": names[number % 3], "track": 17, "begin": begin, "end": end}
         for number, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist()))
     ]
-    return student.parents(spans)
+    found = student.parents(spans)
+    is_list = type(found) in (list, tuple)
+    return [place if type(place) is int else None for place in found] if is_list else found
 
 
 @scenario
