@@ -506,6 +506,7 @@ MUTANTS = [
         "check_same_update",
         says="on rank 0 of",
         also=(
+            "check_one_optimizer",
             "check_other_optimizer",
             "check_updates_travel",
             "check_state_is_divided",
