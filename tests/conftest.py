@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -33,6 +34,7 @@ hypothesis.settings.load_profile("no deadline")
 LONG = ("tests/grading/judge/test_hostile.py", "tests/labs/", "tests/cluster/")
 ONE_BY_ONE = {"test_notebooks_run.py"}  # files whose tests share nothing and take long
 EVERY_LAB = "test_every_lab.py"
+STATES = itertools.count()
 GRADED_CLASSES = {"undisturbed", "graded", "box", "judges"}  # fixtures: the first test to ask pays for all
 
 
@@ -40,7 +42,9 @@ GRADED_CLASSES = {"undisturbed", "graded", "box", "judges"}  # fixtures: the fir
 def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Progress, gradebooks and the student's copies of this test alone; the text corpora
     are made once a session."""
-    home = tmp_path_factory.mktemp("state")
+    # not mktemp(): it reads the names of the folders of all tests, and tmp_path would read these too
+    home = tmp_path_factory.getbasetemp() / "states" / str(next(STATES))
+    home.mkdir(parents=True)
     monkeypatch.setenv("DLO_HOME", str(home))
     monkeypatch.setenv("DLO_WORK", str(home / "work"))
     # one for all workers of pytest-xdist
