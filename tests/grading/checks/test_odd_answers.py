@@ -46,6 +46,9 @@ class Student:
     def get(self, name: str) -> Any:
         return round_trip(self._value)
 
+    def is_own(self, name: str) -> bool:
+        return True
+
     def ranks(
         self, scenario: Scenario, inputs_per_rank: Sequence[Mapping[str, Any]], nudge: Nudge | None = None
     ) -> Run:
