@@ -34,8 +34,9 @@ lt masked_fill matmul max maximum mean min minimum mm movedim mul multiply mv na
 ne neg negative new_full new_ones new_zeros norm one_hot ones ones_like outer permute pow prod reciprocal relu
 remainder repeat repeat_interleave reshape rms_norm roll rsqrt rsub scaled_dot_product_attention scatter
 scatter_add select sigmoid sign silu sin size softmax sort split sqrt square squeeze stack std std_mean sub
-subtract sum swapaxes t take_along_dim tan tanh tensor tensor_split tile to topk transpose tril triu true_divide
-type_as unbind unflatten unsqueeze var var_mean vector_norm view view_as where xor zeros zeros_like
+subtract sum swapaxes t take_along_dim tan tanh tensor tensor_split tile to topk transpose tril triu
+true_divide type_as unbind unflatten unsqueeze var var_mean vector_norm view view_as where xor zeros
+zeros_like
 """
 PYTHON_NAMES = """
 abs add and_ eq floordiv ge getitem gt iadd imul invert isub itruediv le lt matmul mod mul ne neg not_ or_ pow
