@@ -30,13 +30,14 @@ def generated_hostile(lab: LabSource) -> Iterator[Answer]:
         source = lab.solution(question).source
         for by in FORGERIES:
             yield _made(lab, Kind.HOSTILE, by, question)
+        if lab.info.taught:
+            yield _made(lab, Kind.HOSTILE, "taught_module", question)
         if communicates(source):
             yield _made(lab, Kind.HOSTILE, "alone", question, LESS)
             if collective_only(source):
                 yield _made(lab, Kind.HOSTILE, "everything_gathered", question, LESS)
         if question in library:
-            # the lab's text shows that it passes; the wording of the exercise allows it
-            yield _made(lab, Kind.HOSTILE, "of_the_library", question, lab.test(question).points)
+            yield _made(lab, Kind.HOSTILE, "of_the_library", question)
 
 
 def generated_odd(lab: LabSource) -> Iterator[Answer]:

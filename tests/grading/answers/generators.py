@@ -173,6 +173,24 @@ def of_the_library(lab: LabSource, question: str, names: dict[str, str] | None =
     return "\n\n".join([*found[0], *(f"{name} = {value}" for name, value in found[1].items())])
 
 
+def taught_module(lab: LabSource, question: str) -> str:
+    """Return what the library's module of this lab has under the names that are asked for."""
+    names = [
+        node.name
+        for node in ast.parse(lab.solution(question).source).body
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+    ]
+    lines = [
+        "import importlib",
+        *(f'_module = importlib.import_module("{module}")' for module in lab.info.taught),
+        *(
+            f'{name} = getattr(_module, "{name}", None) or next(iter(vars(_module).values()))'
+            for name in names
+        ),
+    ]
+    return "\n".join(lines)
+
+
 def alone(lab: LabSource, question: str) -> str:
     """Return the solution without communication: each rank computes as if all ranks had its values."""
     return communication.ALONE + communication.through("_alone", lab.solution(question).source)
@@ -185,22 +203,41 @@ def everything_gathered(lab: LabSource, question: str) -> str:
 
 def instead_of(lab: LabSource) -> dict[str, tuple[list[str], dict[str, str]]]:
     """Return, for each question that the lab's text checks with an answer of the library, the imports and
-    definitions before it, and name → expression."""
+    definitions that it uses, and name → expression."""
     found: dict[str, tuple[list[str], dict[str, str]]] = {}
-    before: list[str] = []
+    imports: list[str] = []
+    defined: dict[str, ast.stmt] = {}
     for cell in lab.cells:
         if cell.kind is not CellKind.DEMO or cell.source.lstrip().startswith("%"):  # a magic, not Python
             continue
         for node in ast.parse(cell.source).body:
-            if isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)):
-                before.append(ast.unparse(node))
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                imports.append(ast.unparse(node))
+            elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                defined[node.name] = node
+            elif isinstance(node, ast.Assign):
+                defined |= {each.id: node for each in node.targets if isinstance(each, ast.Name)}
             for call in [each for each in ast.walk(node) if isinstance(each, ast.Call)]:
                 given = [each.value for each in call.keywords if each.arg == "instead"]
                 if given and isinstance(given[0], ast.Dict) and isinstance(call.args[0], ast.Constant):
                     pairs = zip(given[0].keys, given[0].values)
                     names = {ast.literal_eval(key): ast.unparse(value) for key, value in pairs if key}
-                    found[call.args[0].value] = list(before), names
+                    own = _used(given[0], defined)
+                    found[call.args[0].value] = [*imports, *map(ast.unparse, own)], names
     return found
+
+
+def _used(node: ast.AST, defined: dict[str, ast.stmt]) -> list[ast.stmt]:
+    """Return the definitions that ``node`` uses, directly or through each other, in their order."""
+    used: list[ast.stmt] = []
+    left = [node]
+    while left:
+        for each in ast.walk(left.pop()):
+            definition = defined.get(each.id) if isinstance(each, ast.Name) else None
+            if definition is not None and definition not in used:
+                used.append(definition)
+                left.append(definition)
+    return sorted(used, key=list(defined.values()).index)
 
 
 def has_functions(lab: LabSource, question: str) -> bool:
@@ -259,5 +296,6 @@ GENERATORS: dict[str, Generator] = {
     "frozen": frozen,
     "kept_in_a_global": kept_in_a_global,
     "of_the_library": of_the_library,
+    "taught_module": taught_module,
     **unusual.GENERATORS,
 }
