@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +37,10 @@ def plan(
     memory: Annotated[
         float | None, typer.Option(help="GiB of a GPU that a plan may take; default: all usable")
     ] = None,
-    eager: Annotated[bool, typer.Option("--eager", help="without fused kernels")] = False,
+    fused: Annotated[
+        bool,
+        typer.Option("--fused", help="with fused kernels; their time was not calibrated, their memory was"),
+    ] = False,
     run: Annotated[
         Path | None, typer.Option(help="folder of a measured run on these GPUs, which fixes the constant")
     ] = None,
@@ -47,6 +51,9 @@ def plan(
         typer.Option(help="folder for the TOML file, the commands, the job script and the figures"),
     ] = None,
     account: Annotated[str, typer.Option(help="account of the job script")] = "",
+    measure: Annotated[
+        bool, typer.Option("--measure", help="measure the memory of the explained plan, on fake tensors")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
 ) -> None:
     """Search the best way to distribute a training over GPUs: time, MFU and memory of each plan.
@@ -64,15 +71,19 @@ def plan(
     limit = None if memory is None else round(memory * 2**30)
     nodes = find_site(site).nodes
     dtype = "bf16" if "bf16" in nodes.gpu.peak_flops else "fp16"
-    request = PlanRequest(model, nodes, gpus, batch or 4 * gpus, seq, limit, fused=not eager, dtype=dtype)
+    request = PlanRequest(model, nodes, gpus, batch or 4 * gpus, seq, limit, fused=fused, dtype=dtype)
     found = search(request, None if run is None else stack_of_run(run, request))
     chosen = row - 1
     if chosen >= len(found.plans):
         raise UserError(f"row is {row}: {len(found.plans)} plans fit; use at most that")
+    measured = {"measured_gib": measured_gib(found, chosen)} if measure else {}
     if as_json:
-        print(json.dumps(as_data(found, rows), indent=1))
+        print(json.dumps(as_data(found, rows) | measured, indent=1))
     else:
         _show(found, rows, chosen)
+        for name, gib in measured.items():
+            said = f"{name.replace('_gib', '')}: {gib:.1f} GiB, {found.memory[chosen] / 2**30:.1f} by formula"
+            console.print(said, soft_wrap=True, highlight=False)
     if out is not None:
         write_files(found, chosen, out, site, account)
         if not as_json:
@@ -163,6 +174,37 @@ def _show(found: Found, rows: int, chosen: int) -> None:
     lines.append(f"1,000 steps: {cost['gpu_hours']:,.0f} GPU hours, {cost['kwh']:,.0f} kWh{carbon}{price}")
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def measured_gib(found: Found, row: int) -> float:
+    """Return the peak of the first and of the last rank of a plan, the larger one, by ``measure_memory``. Of a
+    pipeline, no more micro-batches run than its schedule keeps in flight: the rest would only repeat.
+
+    Raises:
+        UserError: the model has experts, which fake tensors do not reach.
+    """
+    from dlo_lib.planner.plans import Checkpointing
+    from dlo_lib.profiling import measure_memory
+
+    request, plans = found.request, found.plans
+    world, plan_of_row = int(plans.gpus[row]), plans.plan(row)
+    most = 4 * plan_of_row.pp
+    plan_of_row = replace(plan_of_row, micro_batches=min(most, plan_of_row.micro_batches))
+    peaks = [
+        measure_memory(
+            str(request.model),
+            int(plans.micro_batch[row]),
+            request.seq,
+            request.dtype,
+            checkpointing=bool(plans.checkpointing[row] == Checkpointing.FULL),
+            parallel=plan_of_row,
+            world_size=world,
+            rank=rank,
+            kernels="fused" if plans.fused[row] else "eager",
+        ).peak_bytes
+        for rank in sorted({0, world - world // int(plans.pp[row])})
+    ]
+    return max(peaks) / 2**30
 
 
 def write_files(found: Found, row: int, out: Path, site: str, account: str) -> None:

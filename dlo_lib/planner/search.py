@@ -54,7 +54,7 @@ class PlanRequest:
         batch: the sequences of a step, of all GPUs.
         seq: the tokens of a sequence.
         memory_bytes: the memory of a GPU for tensors; None for its usable memory.
-        fused: whether the operations of the model are fused kernels.
+        fused: whether the operations of the model are fused kernels, which need less memory.
         dtype: of the matrix products.
 
     Raises:
@@ -67,7 +67,7 @@ class PlanRequest:
     batch: int
     seq: int = 4096
     memory_bytes: int | None = None
-    fused: bool = True
+    fused: bool = False
     dtype: str = "bf16"
 
     def __post_init__(self) -> None:

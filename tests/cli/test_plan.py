@@ -37,6 +37,12 @@ def test_json_has_the_fastest_plans_the_front_and_the_reasons(run):
     assert data["thousand_steps"]["kwh"] == pytest.approx(0.7 * data["thousand_steps"]["gpu_hours"])
 
 
+def test_the_memory_of_the_shown_plan_is_measured(run):
+    asked = ["--model", "tiny", "--gpus", "2", "--seq", "512", "--batch", "64", "--rows", "1", "--measure"]
+    data = json.loads(run("plan", *asked, "--json").out)
+    assert data["measured_gib"] == pytest.approx(data["rows"][0]["memory_gib"], rel=0.1)
+
+
 def test_the_files_of_a_plan_are_those_of_the_trainer_and_of_other_software(run, tmp_path):
     ran = run(*SMALL, "--row", "2", "--out", str(tmp_path / "plan"), "--account", "abc")
     assert ran.status == 0, ran

@@ -16,7 +16,7 @@ def test_the_file_of_a_plan_trains_on_a_cluster(jean_zay, tmp_path, monkeypatch)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
-    found = search(PlanRequest("tiny", cluster.site("jean-zay-h100").nodes, 2, 8, 32, fused=False))
+    found = search(PlanRequest("tiny", cluster.site("jean-zay-h100").nodes, 2, 8, 32))
     write_text(tmp_path / "plan.toml", to_toml(found))
     words = [
         "--config",
