@@ -104,10 +104,8 @@ def elsewhere(student, device, sizes):
 
 def mixed_case(t, low: str, steps: int = 2, overflow_at: int = -1) -> dict[str, Any]:
     inside, hidden, classes = t.integer(3, 5), t.integer(4, 6), t.integer(3, 4)
-    batches = [
-        [t.normal(6, inside), torch.tensor([t.integer(0, classes - 1) for _ in range(6)])]
-        for _ in range(steps)
-    ]
+    sizes = [t.integer(5, 8) for _ in range(steps)]
+    batches = [[t.normal(size, inside), t.integers(0, classes - 1, size)] for size in sizes]
     return {
         "seed_weights": [t.normal(hidden, inside), t.normal(hidden, hidden), t.normal(classes, hidden)],
         "batches": batches,

@@ -24,7 +24,6 @@ from .twins import (
     boxed,
 )
 
-CLASSES = 6
 PARTNERS = "`partner` holds the numbers of images, not classes: the label of the partner is labels[partner]"
 OVERWRITTEN = (
     "Where an image and its partner are of one class, one assignment overwrites the other, and the row does "
@@ -33,19 +32,22 @@ OVERWRITTEN = (
 IMAGES_EXCHANGED = "The images are exchanged: the box shows the partner, and the rest is the own image."
 
 
-def pairs(t, batch: int, height: int, width: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+def pairs(
+    t, batch: int, height: int, width: int, dtype: torch.dtype = torch.float32, classes: int = 0
+) -> dict[str, Any]:
     """Draw a batch with partners (none its own, some of the same class and some of another), shares and
-    centres; its edges are clear of rounding."""
+    centres; its edges are clear of rounding. ``classes`` is drawn if it is 0."""
+    classes = classes or t.integer(5, 8)
 
     def draw() -> dict[str, Any]:
         shift, order = t.integer(1, batch - 1), torch.tensor(t.shuffled(range(batch)))
         partner = torch.empty_like(order)
         partner[order] = order.roll(shift)
         case = {"images": t.normal(batch, 3, height, width, dtype=dtype)}
-        case |= {"labels": t.integers(0, CLASSES - 1, batch), "partner": partner}
+        case |= {"labels": t.integers(0, classes - 1, batch), "partner": partner}
         case["lam"] = torch.tensor([t.uniform(0.15, 0.85) for _ in range(batch)], dtype=dtype)
         centres = [[t.uniform(0.0, 1.0), t.uniform(0.0, 1.0)] for _ in range(batch)]
-        return case | {"centres": torch.tensor(centres, dtype=dtype)}
+        return case | {"centres": torch.tensor(centres, dtype=dtype), "classes": classes}
 
     def tells(case: dict[str, Any]) -> bool:
         equal = case["labels"] == case["labels"][case["partner"]]
@@ -57,7 +59,7 @@ def pairs(t, batch: int, height: int, width: int, dtype: torch.dtype = torch.flo
 
 def of_mixup(case: dict[str, Any]) -> dict[str, Any]:
     """The arguments of mixup, which are those of CutMix without the centres."""
-    return {name: value for name, value in case.items() if name != "centres"} | {"classes": CLASSES}
+    return {name: value for name, value in case.items() if name != "centres"}
 
 
 def results(t, found: object, name: str, case: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -65,7 +67,9 @@ def results(t, found: object, name: str, case: dict[str, Any]) -> tuple[Tensor, 
     images, lam = case["images"], case["lam"]
     mixed, targets = t.items(found, 2, "{name}(...): the images and the targets", name=name)
     t.tensor(mixed, "the images of {name}", name=name, shape=images.shape, dtype=images.dtype)
-    t.tensor(targets, "the targets of {name}", name=name, shape=(len(images), CLASSES), dtype=lam.dtype)
+    t.tensor(
+        targets, "the targets of {name}", name=name, shape=(len(images), case["classes"]), dtype=lam.dtype
+    )
     return mixed, targets
 
 
@@ -86,15 +90,15 @@ def check_targets(student, t):
     "The targets"
     for dtype in (torch.float32, torch.float64):
         case = pairs(t, t.integer(4, 7), 2, 3, dtype)
-        labels, partner, lam = case["labels"], case["partner"], case["lam"]
+        labels, partner, lam, classes = (case[key] for key in ("labels", "partner", "lam", "classes"))
         with explaining({"Class values must be smaller": PARTNERS}):
-            soft, (_, targets) = student.soft_targets(labels, partner, lam, CLASSES), mixed(student, t, case)
+            soft, (_, targets) = student.soft_targets(labels, partner, lam, classes), mixed(student, t, case)
 
         def with_share(share: Tensor) -> Tensor:
-            return twins.targets_of(labels, partner, share, CLASSES)  # noqa: B023
+            return twins.targets_of(labels, partner, share, classes)  # noqa: B023
 
-        overwritten = [twins.overwritten(labels, partner, lam, CLASSES, last) for last in (False, True)]
-        own, other = (F.one_hot(classes % CLASSES, CLASSES) for classes in (labels, partner))
+        overwritten = [twins.overwritten(labels, partner, lam, classes, last) for last in (False, True)]
+        own, other = (F.one_hot(each % classes, classes) for each in (labels, partner))
         numbers = own * lam[:, None] + other * (1 - lam[:, None])
         mistakes = {
             "The share belongs to the own label, 1 - share to that of the partner: they are "
@@ -130,26 +134,26 @@ def check_averaged(student, t):
 def same_arguments(student, t, name: str, in_place: Scenario) -> None:
     """Check that a function leaves its arguments unchanged."""
     case = pairs(t, t.integer(4, 6), 5, 4)
-    inputs = case | {"classes": CLASSES} if name == "cutmix" else of_mixup(case)
+    inputs = case if name == "cutmix" else of_mixup(case)
     found, after = t.items(student.run(in_place, inputs=inputs), 2, "the result")
     got, _ = results(t, found, name, case)
     t.that(
         not torch.equal(got, case["images"]), "not tested yet: {name} returns the images unchanged", name=name
     )
     message = "{name} has changed its argument {argument}: return new tensors"
-    for argument in (key for key in case if key in inputs):
+    for argument in (key for key in inputs if key != "classes"):
         t.that(torch.equal(after[argument], case[argument]), message, name=name, argument=argument)
 
 
 def of_whole_batch(name: str, case: dict[str, Any]) -> Iterator[list[Tensor]]:
     """Yield the images and the targets of the twin, and those of mistakes that other checks name."""
-    partner, labels, lam = case["partner"], case["labels"], case["lam"]
+    labels, partner, lam, classes = (case[key] for key in ("labels", "partner", "lam", "classes"))
 
     def targets(share: Tensor) -> Iterator[Tensor]:
-        yield twins.targets_of(labels, partner, share, CLASSES)
-        yield from (twins.overwritten(labels, partner, share, CLASSES, last) for last in (False, True))
-        numbers = F.one_hot(labels, CLASSES) * share[:, None]
-        yield numbers + F.one_hot(partner % CLASSES, CLASSES) * (1 - share[:, None])
+        yield twins.targets_of(labels, partner, share, classes)
+        yield from (twins.overwritten(labels, partner, share, classes, last) for last in (False, True))
+        numbers = F.one_hot(labels, classes) * share[:, None]
+        yield numbers + F.one_hot(partner % classes, classes) * (1 - share[:, None])
 
     if name == "mixup":
         for part, share in itertools.product((lam, 1 - lam, of_first(lam)), repeat=2):
@@ -166,11 +170,11 @@ def of_whole_batch(name: str, case: dict[str, Any]) -> Iterator[list[Tensor]]:
 def without_a_loop(student, t, name: str, recorded: Scenario) -> None:
     """Check that the number of operations does not grow with the batch, and that these operations are the
     whole function: run here on another batch, they give what the function returns for it."""
-    few, many = t.integer(3, 5), t.integer(9, 12)
+    few, many, classes = t.integer(3, 5), t.integer(9, 12), t.integer(5, 8)
 
     def drawn(batch: int) -> dict[str, Any]:
-        case = pairs(t, batch, 6, 5)
-        return case | {"classes": CLASSES} if name == "cutmix" else of_mixup(case)
+        case = pairs(t, batch, 6, 5, classes=classes)
+        return case if name == "cutmix" else of_mixup(case)
 
     def graph_and_result(case: dict[str, Any]) -> tuple[Any, Any]:
         (found,) = t.items(student.run(recorded, batches=[case]), 1, "the recorded call of {name}", name=name)
@@ -243,7 +247,7 @@ BOXES = {
 
 
 def cut(student, t, case: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    return results(t, student.cutmix(*case.values(), CLASSES), "cutmix", case)
+    return results(t, student.cutmix(*case.values()), "cutmix", case)
 
 
 def boxed(case: dict[str, Any], kind: str = twins.RIGHT) -> Tensor:
@@ -290,9 +294,10 @@ def check_true_area(student, t):
             ),
         }
         mistakes = {
-            message: twins.targets_of(labels, partner, share, CLASSES) for message, share in wrong.items()
+            message: twins.targets_of(labels, partner, share, case["classes"])
+            for message, share in wrong.items()
         }
-        right = twins.targets_of(labels, partner, own, CLASSES)
+        right = twins.targets_of(labels, partner, own, case["classes"])
         what = "the targets of cutmix, compared with the share of the pixels that each image keeps,"
         same(t, targets, right, what, mistakes)
 
