@@ -45,7 +45,7 @@ HOOKS: dict[str, Callable[[], CommHook]] = {
     "one bit": lambda: OneBit(),
 }
 OF_PYTORCH = ("exact", "fp16", "PowerSGD")
-ONE_BUCKET = {"bucket_bytes": 100 << 20, "first_bucket_bytes": 100 << 20}
+ONE_BUCKET: dict[str, Any] = {"bucket_bytes": 100 << 20, "first_bucket_bytes": 100 << 20}
 MODEL = "llama-3.2-1b"
 ROWS = len(HOOKS) + 5
 SECONDS = (6.0, 0.3)
@@ -112,7 +112,7 @@ def fractions(shapes: list[tuple[int, ...]], rank: int = 1, factor: float = 2.0)
     Args:
         shapes: of the parameters of a model.
         rank: of PowerSGD.
-        factor: of PowerSGD: matrices whose factors are not so many times smaller are sent whole.
+        factor: of PowerSGD: a matrix is sent whole if its factors are not smaller by this factor.
     """
     sizes = [torch.Size(shape).numel() for shape in shapes]
     sent = 0

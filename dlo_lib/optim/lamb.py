@@ -2,7 +2,7 @@
 
     u <- m' / (sqrt(v') + eps) + wd p        p <- p - lr |p| / |u| u
 
-The averages m' and v' are those of Adam. In one step a layer moves by the fraction lr of its own norm,
+The averages m' and v' are those of Adam. In one step a layer moves by the fraction lr of its norm,
 whatever its gradient is, so no layer diverges first at the large learning rates of large batches. Biases
 and norms, which have one dimension, move by lr u: a bias that begins at zero has no norm to compare with.
 

@@ -43,7 +43,7 @@ def test_the_largest_elements_are_kept_and_repeated_positions_add():
     assert both.tolist() == [0, -10, 0, 8, 0]
 
 
-def test_with_error_feedback_the_sum_of_what_is_sent_is_the_sum_of_the_gradients_but_for_one_error():
+def test_with_error_feedback_the_sum_of_what_is_sent_is_the_sum_of_the_gradients_except_for_one_error():
     kept, lost = ErrorFeedback(), ErrorFeedback(enabled=False)
     sums = {feedback: torch.zeros(50) for feedback in (kept, lost)}
     exact = torch.zeros(50)

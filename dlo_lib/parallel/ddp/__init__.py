@@ -9,7 +9,7 @@ during backward.
 - ``join``: ranks with unequal numbers of batches
 - ``static_graph``: steps that use the same parameters each time
 
-Imports ``sharding``, ``backward_pass``, ``held_params``, ``nested`` and ``protocol``.
+Imports ``sharding``, ``backward_pass``, ``held_params``, ``nested`` and ``protocol``, and ``comm``.
 """
 
 from dlo_lib.parallel.ddp.wrapper import DDP

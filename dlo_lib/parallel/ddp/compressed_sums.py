@@ -82,7 +82,7 @@ class PowerSGD(CompressedSum):
     Args:
         rank: the columns of the factors, 1 to 4 in most trainings.
         start: the steps with exact sums before the first compression.
-        factor: a matrix is only compressed if its factors have so many times fewer elements.
+        factor: a matrix is only compressed if its factors have fewer elements by this factor.
         warm_start: whether a step begins with the factors of the previous one.
         error_feedback: False to lose what the factors leave out, to compare.
         batched: whether all gradients of a bucket are one square matrix. That is fewer operations, and a

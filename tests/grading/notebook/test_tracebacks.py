@@ -194,7 +194,7 @@ def test_a_running_check_shows_that_it_lives_and_its_interrupt_is_one_sentence(
             r"`(while True:|x = x \+ 1)`\n",
             said,
         )
-        # A slow kernel can still be in line 2 when it is interrupted: display() has sent its output, but not returned.
+        # On a slow machine line 2 has sent its output and has not returned when it is interrupted.
         (said,) = run("print('begun', flush=True)\ndisplay('begun')\nwhile True: pass", stop_at="begun")[2:]
         assert re.fullmatch(
             r"Interrupted\. Your code was in line (2: `display\('begun'\)`|3: `while True: pass`)\n", said

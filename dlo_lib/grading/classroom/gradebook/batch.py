@@ -20,6 +20,7 @@ from nbgrader.apps.api import NbGraderAPI
 
 from dlo_lib.base.errors import UserError, causes_of
 from dlo_lib.base.files import write_text
+from dlo_lib.base.temporary_folders import remove_stale
 from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.status import Status, unreadable
 from dlo_lib.grading.classroom.gradebook.deadlines import settle
@@ -53,7 +54,6 @@ from dlo_lib.grading.lab.source import (
     source_folder,
 )
 from dlo_lib.grading.sandbox.isolation import required_isolation
-from dlo_lib.base.temporary_folders import remove_stale
 
 EXHAUSTED = (Status.TIMEOUT.value, Status.OOM.value)
 LEAST_FREE = 32 << 20  # bytes on the disk of the course; a row needs a few MB

@@ -13,8 +13,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from dlo_lib.grading.lab.times import FORMAT, utc_time
 from dlo_lib.base.temporary_folders import locked_folder
+from dlo_lib.grading.lab.times import FORMAT, utc_time
 
 MOST_FILES, MOST_BYTES = 200, 64 << 20  # beside the notebook
 LONGEST_NAME = 200  # bytes, with its folders; the whole path may have 4096
