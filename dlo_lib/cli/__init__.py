@@ -39,7 +39,8 @@ Shared functions:
 - ``out``: the file of ``--out``
 
 The commands import ``cluster``, ``grading``, ``hardware``, ``hub``, ``launch``, ``models``, ``parallel``,
-``planner`` and ``train`` when they run, because `dlo --help` must not import torch or nbgrader.
+``planner``, ``profiling`` and ``train`` when they run, because `dlo --help` must not import torch or
+nbgrader.
 """
 
 from __future__ import annotations

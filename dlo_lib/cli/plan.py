@@ -52,7 +52,10 @@ def plan(
     ] = None,
     account: Annotated[str, typer.Option(help="account of the job script")] = "",
     measure: Annotated[
-        bool, typer.Option("--measure", help="measure the memory of the explained plan, on fake tensors")
+        bool,
+        typer.Option(
+            "--measure", help="measure the memory of the explained plan, on fake tensors (minutes for 70B)"
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, for programs")] = False,
 ) -> None:
@@ -177,8 +180,8 @@ def _show(found: Found, rows: int, chosen: int) -> None:
 
 
 def measured_gib(found: Found, row: int) -> float:
-    """Return the peak of the first and of the last rank of a plan, the larger one, by ``measure_memory``. Of a
-    pipeline, no more micro-batches run than its schedule keeps in flight: the rest would only repeat.
+    """Return the peak of the first or the last rank of a plan, the larger one, by ``measure_memory``. A
+    pipeline runs at most 4 micro-batches for each stage, because more would only repeat them.
 
     Raises:
         UserError: the model has experts, which fake tensors do not reach.
