@@ -22,6 +22,7 @@ with the real Triton, without a change.
 - ``launch``: runs the programs one after another on the CPU
 - ``values``: numbers, tiles and pointers
 - ``memory``: tensors with the checks that a GPU does not make
+- ``kinds``: what a variable of a loop keeps
 - ``state``: what the programs of a launch share
 - ``functions``: the functions of ``tl``
 - ``language``: the names of ``triton.language`` that are supported

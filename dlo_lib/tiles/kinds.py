@@ -1,4 +1,4 @@
-"""What a variable keeps in a loop: Triton compiles its body once, so a variable has one kind in all passes."""
+"""What a variable keeps in a loop: Triton compiles its body once, so it has one kind in all passes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlo_lib.tiles.values import describe
 
 
 @dataclass(frozen=True)
-class Kind:
+class VariableKind:
     """The kind of a value.
 
     Attributes:
@@ -24,9 +24,9 @@ class Kind:
     words: str
     dtype: Any = None
     shape: tuple[int, ...] = ()
-    inner: tuple[Kind, ...] | None = None
+    inner: tuple[VariableKind, ...] | None = None
 
-    def keeps(self, after: Kind) -> bool:
+    def keeps(self, after: VariableKind) -> bool:
         """Return True if a variable of this kind may become one of the other."""
         if self.inner is None or after.inner is None:
             weak = self.dtype is None and not after.shape  # a number that becomes a tile without dimensions
@@ -36,16 +36,16 @@ class Kind:
         return len(self.inner) == len(after.inner) and all(one.keeps(other) for one, other in pairs)
 
 
-def kind_of(value: Any) -> Kind:
+def kind_of(value: Any) -> VariableKind:
     """Return the kind of a value."""
     if isinstance(value, Pointer):
-        return Kind(describe(value), value.buffer, tuple(value.offsets.shape))
+        return VariableKind(describe(value), value.buffer, tuple(value.offsets.shape))
     if isinstance(value, tuple):
-        return Kind(describe(value), inner=tuple(kind_of(each) for each in value))
-    return Kind(describe(value), getattr(value, "dtype", None), tuple(getattr(value, "shape", ())))
+        return VariableKind(describe(value), inner=tuple(kind_of(each) for each in value))
+    return VariableKind(describe(value), getattr(value, "dtype", None), tuple(getattr(value, "shape", ())))
 
 
-def require_same_kind(name: str, before: Kind, value: Any, line: int) -> None:
+def require_same_kind(name: str, before: VariableKind, value: Any, line: int) -> None:
     """Require that the variable ``name`` of a loop keeps its kind.
 
     Raises:

@@ -30,7 +30,7 @@ def check_scalar(student, t):
 @check("stage1", points=1, seconds=20)
 def check_small_parameters(student, t):
     "Parameters with fewer numbers than ranks"
-    same_parameters(student, t, 4, ADAMW, shapes=[(1, 2), (t.integer(2, 5), 3), (3, 1)])
+    same_parameters(student, t, 4, ADAMW, shapes=[(1, 2), (t.integer(4, 5), 3), (3, 1)])
 
 
 @check("norm", points=1, seconds=20)
