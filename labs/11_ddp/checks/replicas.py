@@ -182,7 +182,7 @@ def sizes(t, count: int) -> tuple[list[int], int]:
 @check("buckets", points=1)
 def check_order(student, t):
     "Every gradient once, in the order of arrival"
-    nbytes, limit = sizes(t, t.integer(9, 14))
+    nbytes, limit = sizes(t, t.integer(9, 40))
     got = [i for bucket in bucket_case(t, student, nbytes, limit) for i in bucket]
     want = list(reversed(range(len(nbytes))))
     message = "your buckets hold {got}: each of the {count} gradients belongs in exactly one bucket"
