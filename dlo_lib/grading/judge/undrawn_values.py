@@ -120,7 +120,7 @@ for _name in NAMES:
 
 
 def renewed_undrawn(lab: LabSource, zygote: Zygote, secrets: int = SECRETS) -> UndrawnRecord:
-    """Return the record of ``lab``, made again and written if its checks or solutions have changed.
+    """Return the record of ``lab``, computed and written if its checks or solutions have changed.
 
     Raises:
         UserError: the record cannot be read.
@@ -217,7 +217,7 @@ def best_constant(
 ) -> tuple[dict[str, str], float]:
     """Return the constants by function, among the most common results of the solution, that earn most.
 
-    The points are those with the inputs of another class: no student knows a result that is drawn for the class.
+    The points are those with the inputs of another class, because no student knows what is drawn for theirs.
     """
     results: dict[str, Counter[str]] = {}
     for (of, name, value), count in notes.items():

@@ -53,7 +53,7 @@ def test_each_entry_needs_a_reason() -> None:
     assert known.unused_reasons() == ["*(no_such)"]
 
 
-def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_record_is_read_unchanged(tmp_path: Path) -> None:
     assert read_undrawn(tmp_path) is None
     record = UndrawnRecord("key", {"scale: f(k)": "2"}, {}, {}, {"*": "é"})
     write_undrawn(tmp_path, record)

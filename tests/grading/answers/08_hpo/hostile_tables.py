@@ -1,4 +1,4 @@
-# Tables and constants instead of the algorithm, and a trial that is told what the check wants to see.
+# Tables and constants instead of the algorithm, and lists of the trial.
 
 
 # == a_table_of_eight_pairs: the brackets of eight pairs are typed in, those of another pair are empty
