@@ -12,6 +12,7 @@ def largest_batch(fits):
 
 # == nothing_fits: the answer is always 0
 
+
 # %% largest
 def largest_batch(fits):
     return 0
@@ -19,12 +20,14 @@ def largest_batch(fits):
 
 # == everything_fits: every step fits
 
+
 # %% fits
 def fits(config, card, batch, seq, **settings):
     return True
 
 
 # == no_step_fits: no step fits
+
 
 # %% fits
 def fits(config, card, batch, seq, **settings):
