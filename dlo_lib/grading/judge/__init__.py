@@ -5,6 +5,7 @@ One submission:
 - ``judge``: turns a notebook into a report
 - ``intake``: finds, reads and parses a notebook
 - ``cells``: matches its cells with those of the source
+- ``given_functions``: the given functions that checks call
 - ``attempt``: runs cells, and gives checks their names
 - ``time_budget``: the seconds that a submission may use
 - ``own_limits``: the time and memory of the judge itself
