@@ -16,6 +16,7 @@ import pytest
 
 from dlo_lib.grading.judge.judge import zygote_for
 from dlo_lib.grading.judge.lab_proof import (
+    SECRET,
     STATIC_RULES,
     Rule,
     idle_faults,
@@ -27,6 +28,9 @@ from dlo_lib.grading.lab.course import LabInfo, find_lab, source_folder, source_
 from dlo_lib.grading.lab.mutants import Mutant, read_mutants
 from dlo_lib.grading.lab.source import LabSource, read_lab
 from dlo_lib.grading.sandbox.host import Zygote
+from tests.grading.answers import Kind
+from tests.grading.answers.generated import one_a_question
+from tests.grading.answers.judging import judged, judged_together, lost
 
 ZYGOTES = 2
 LABS = source_labs()
@@ -90,6 +94,36 @@ def test_each_mutant_loses_its_points(
 ) -> None:
     every_check = pytestconfig.getoption("--every-check")
     assert mutant_faults(source_of(lab), mutant, zygote_of(lab), every_check=every_check) == []
+
+
+@pytest.mark.slow
+@every_lab
+def test_one_hostile_answer_to_each_question_earns_what_it_must(
+    lab: LabInfo, zygote_of: Callable[[LabInfo], Zygote]
+) -> None:
+    """``make proofs`` judges the others: tests/grading/answers."""
+    source, found = source_of(lab), []
+    for answer in one_a_question(source, Kind.HOSTILE):
+        report = judged(answer, source, zygote_of(lab), SECRET)
+        if not answer.as_expected(report.points, source):
+            found.append(f"{answer.name} earns {report.points:g}: {lost(report)}")
+    assert found == []
+
+
+@pytest.mark.slow
+@every_lab
+def test_one_odd_answer_to_each_question_earns_all(
+    lab: LabInfo, zygote_of: Callable[[LabInfo], Zygote]
+) -> None:
+    """They are one submission, which costs as much as the solution."""
+    source = source_of(lab)
+    answers = one_a_question(source, Kind.ODD)
+    reports = judged_together(answers, source, zygote_of(lab), SECRET)
+    assert [
+        f"{answer.name} earns {reports[answer.question].points:g}: {lost(reports[answer.question])}"
+        for answer in answers
+        if not answer.as_expected(reports[answer.question].points, source)
+    ] == []
 
 
 @every_lab
