@@ -46,7 +46,7 @@ combinations: setup-dev ## every tested combination of tensor, pipeline, data, c
 	@exec $(BIN)/python -m pytest -n 0 -s --every-combination --full-size tests/parallel/test_combinations.py tests/profiling/test_measure_mesh.py tests/train/test_other_plan.py $(ARGS)
 
 proofs: setup-dev ## the proofs of every lab in full: each mutant by all checks, every hostile and odd answer
-	@exec $(BIN)/python -m pytest -n $(JOBS) --every-check tests/labs/test_every_lab.py tests/labs/test_notebooks_run.py tests/grading/notebook/test_same_points.py tests/grading/answers $(ARGS)
+	@exec $(BIN)/python -m pytest -n $(JOBS) --every-check tests/labs/test_every_lab.py tests/labs/test_undrawn.py tests/labs/test_notebooks_run.py tests/grading/notebook/test_same_points.py tests/grading/answers $(ARGS)
 
 slurm-faults: setup-dev ## each command of SLURM fails in each way, on private SLURM clusters (root)
 	@exec $(BIN)/python -m pytest -n 6 --dist worksteal --every-fault tests/cluster/slurm/test_faults.py $(ARGS)
