@@ -24,13 +24,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from dlo_lib.base.interpreter import trusted_python
+from dlo_lib.base.temporary_folders import locked_folder, remove_stale
 from dlo_lib.grading.sandbox.cgroups import Group, find_hierarchy, group_for, remove_all
 from dlo_lib.grading.sandbox.compiled import compile_library, compile_modules
 from dlo_lib.grading.sandbox.isolation import Isolation, best_isolation, files_of, system_view
 from dlo_lib.grading.sandbox.limits import Limits
 from dlo_lib.grading.sandbox.lockdown import WORK
 from dlo_lib.grading.sandbox.start import WorkerRequest
-from dlo_lib.base.temporary_folders import locked_folder, remove_stale
 
 if TYPE_CHECKING:
     from dlo_lib.grading.sandbox.remote_worker import Worker
