@@ -44,7 +44,7 @@ def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     are made once a session."""
     # not mktemp(): it reads the names of the folders of all tests, and tmp_path would read these too
     home = tmp_path_factory.getbasetemp() / "states" / str(next(STATES))
-    home.mkdir(parents=True)
+    home.mkdir(mode=0o700, parents=True)
     monkeypatch.setenv("DLO_HOME", str(home))
     monkeypatch.setenv("DLO_WORK", str(home / "work"))
     # one for all workers of pytest-xdist

@@ -97,10 +97,10 @@ def test_each_comparison_is_a_module_and_the_harness_is_none():
 
 def test_an_unknown_name_is_one_line_with_the_nearest():
     run = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "lanch"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks", "launchh"], cwd=ROOT, capture_output=True, text=True
     )
     assert run.returncode == 2
     assert run.stdout == ""
     assert run.stderr.splitlines() == [
-        f'benchmarks: unknown benchmark "lanch": did you mean launch? Known: {", ".join(names())}'
+        f'benchmarks: unknown benchmark "launchh": did you mean launch? Known: {", ".join(names())}'
     ]
