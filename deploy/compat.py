@@ -81,7 +81,7 @@ ROOMS = {
         "tests/grading/switch",
         *(
             f"tests/grading/judge/test_{name}.py"
-            for name in ("judge", "leaks", "rank_limits", "run_without_ranks", "time_budget", "tricks")
+            for name in ("judge", "leaks", "rank_limits", "run_without_ranks", "time_budget", "asked")
         ),
     ],
     "releases": ["tests/base/test_torch_compat.py", "tests/base/test_torch_version.py"],
