@@ -11,7 +11,9 @@ from __future__ import annotations
 import ast
 import fnmatch
 import hashlib
+import io
 import json
+import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,9 +91,16 @@ def key_of(lab: LabSource) -> str:
 
 
 def _code(text: str) -> str:
-    """Return ``text`` in one form, without comments, documentation and line breaks."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
+    """Return ``text`` without comments, documentation and white space: the same on each release of Python, as
+    ``ast.unparse`` is not."""
+    lines = text.splitlines(keepends=True)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(node):
-            node.body = node.body[1:]
-    return ast.unparse(tree)
+            written = node.body[0]
+            for row in range(written.lineno, (written.end_lineno or written.lineno) + 1):
+                lines[row - 1] = ""
+    return "".join("".join(lines).split())
