@@ -26,19 +26,31 @@ def adam_directions(
     The states are those of ``torch.optim.Adam``: ``step``, ``exp_avg`` and ``exp_avg_sq``. The group has the
     keys ``betas`` and ``eps``.
     """
-    beta1, beta2 = group["betas"]
-    steps = optimizer.counted(params)
-    averages, squares = optimizer.kept(params, "exp_avg"), optimizer.kept(params, "exp_avg_sq")
+    beta1 = group["betas"][0]
+    steps, averages = optimizer.counted(params), optimizer.kept(params, "exp_avg")
     torch._foreach_lerp_(averages, grads, 1 - beta1)
-    torch._foreach_mul_(squares, beta2)
-    torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
-    directions = torch._foreach_sqrt(squares)  # the only temporary tensor of each parameter's size
-    torch._foreach_div_(directions, [math.sqrt(1 - beta2**step) for step in steps])
-    torch._foreach_add_(directions, group["eps"])
+    directions = root_of_squares(optimizer, params, grads, steps, group)
     torch._foreach_mul_(directions, [1 - beta1**step for step in steps])
     torch._foreach_reciprocal_(directions)
     torch._foreach_mul_(directions, averages)
-    return [*directions]
+    return directions
+
+
+def root_of_squares(
+    optimizer: ForeachOptimizer, params: list[Tensor], grads: list[Tensor], steps: list[int], group: Group
+) -> list[Tensor]:
+    """Update v of ``params``, and return sqrt(v') + eps of each, the only temporary tensor of its size.
+
+    Args:
+        steps: how many steps each parameter has made, with this one.
+    """
+    beta2, squares = group["betas"][1], optimizer.kept(params, "exp_avg_sq")
+    torch._foreach_mul_(squares, beta2)
+    torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
+    roots = torch._foreach_sqrt(squares)
+    torch._foreach_div_(roots, [math.sqrt(1 - beta2**step) for step in steps])
+    torch._foreach_add_(roots, group["eps"])
+    return [*roots]
 
 
 def norm_ratios(lengths: list[Tensor], params: list[Tensor], updates: list[Tensor]) -> list[Tensor]:

@@ -15,7 +15,6 @@ Paper: A. Defazio et al., The Road Less Scheduled, algorithm 1 (arXiv:2405.15682
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from torch.optim.optimizer import ParamsT
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.optim.foreach_step import ForeachOptimizer, Group
+from dlo_lib.optim.moments import root_of_squares
 
 
 class ScheduleFreeAdamW(ForeachOptimizer):
@@ -110,18 +110,13 @@ class ScheduleFreeAdamW(ForeachOptimizer):
         return group["lr"] * rise
 
     def update(self, params: list[Tensor], grads: list[Tensor], group: Group) -> None:
-        (beta1, beta2), rate = group["betas"], self._rate(group)
+        beta1, rate = group["betas"][0], self._rate(group)
         share = rate**2 / group["squares_of_lr"] if group["squares_of_lr"] else 0.0
         for param in params:
             if "z" not in self.state[param]:
                 self.state[param]["z"] = param.clone()
-        steps = self.counted(params)
-        iterates, squares = [self.state[param]["z"] for param in params], self.kept(params, "exp_avg_sq")
-        torch._foreach_mul_(squares, beta2)
-        torch._foreach_addcmul_(squares, grads, grads, 1 - beta2)
-        updates = torch._foreach_sqrt(squares)
-        torch._foreach_div_(updates, [math.sqrt(1 - beta2**step) for step in steps])
-        torch._foreach_add_(updates, group["eps"])
+        iterates = [self.state[param]["z"] for param in params]
+        updates = root_of_squares(self, params, grads, self.counted(params), group)
         torch._foreach_reciprocal_(updates)
         torch._foreach_mul_(updates, grads)
         torch._foreach_add_(updates, params, alpha=group["weight_decay"])

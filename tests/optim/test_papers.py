@@ -1,4 +1,5 @@
-"""Every optimiser of the library takes the steps of its paper, which a twin computes in float64."""
+"""The optimisers of the library take the steps of their papers, which twins compute in float64 (Lion:
+``test_lion``)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,6 @@ from dlo_lib.base.errors import UserError
 from dlo_lib.optim.adamw_8bit import AdamW8bit, code_book, dequantised, quantised
 from dlo_lib.optim.lamb import LAMB
 from dlo_lib.optim.lars import LARS
-from dlo_lib.optim.lion import Lion
 from dlo_lib.optim.muon import Muon, orthogonalised
 from dlo_lib.optim.schedule_free import ScheduleFreeAdamW
 from dlo_lib.optim.soap import SOAP
@@ -59,14 +59,6 @@ def lars(p: Array, nesterov: bool) -> Any:
         u = ratio * (g + DECAY * p)
         m = 0.9 * m + u
         p = p - lr * (u + 0.9 * m if nesterov else m)
-
-
-def lion(p: Array) -> Any:
-    m = 0 * p
-    while True:
-        g, lr = yield p
-        p = p * (1 - lr * DECAY) - lr * np.sign(BETAS[0] * m + (1 - BETAS[0]) * g)
-        m = BETAS[1] * m + (1 - BETAS[1]) * g
 
 
 def newton_schulz(x: Array) -> Array:
@@ -140,8 +132,6 @@ CASES: dict[str, tuple[Callable[..., torch.optim.Optimizer], Callable[[Array], A
     "lamb, one by one": (partial(LAMB, **ADAM, foreach=False), lamb),
     "lars": (partial(LARS, trust=0.1), partial(lars, nesterov=False)),
     "lars, nesterov": (partial(LARS, trust=0.1, nesterov=True, foreach=False), partial(lars, nesterov=True)),
-    "lion": (partial(Lion, betas=BETAS), lion),
-    "lion, one by one": (partial(Lion, betas=BETAS, foreach=False), lion),
     "muon": (partial(Muon, **ADAM, dtype=torch.float64), partial(muon, nesterov=True, spectral=False)),
     "muon, spectral": (
         partial(Muon, **ADAM, dtype=torch.float64, nesterov=False, scale="spectral", foreach=False),
