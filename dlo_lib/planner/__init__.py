@@ -9,6 +9,7 @@
 - ``calibration``: fits the constants to published runs, and tests them (``published.toml``)
 - ``rules``: the three rules of 3D parallelism
 - ``search``: all valid plans of a request, the fastest first, and the Pareto front
+- ``rated``: what one plan costs that a person writes as seven numbers
 - ``explain``: where time and memory go, and why the obvious plans lose
 - ``heat_map``: MFU and memory of the best plan by model and nodes
 - ``laws``: scaling laws of Kaplan, Hestness and Chinchilla, with bootstrap intervals
@@ -22,6 +23,7 @@ from dlo_lib.planner.cost import StepCost, step_cost
 from dlo_lib.planner.explain import explain, plot_plans, why_others_lose
 from dlo_lib.planner.memory import PlanMemory, peak_memory, plan_memory
 from dlo_lib.planner.plans import Plans
+from dlo_lib.planner.rated import Rated, rated
 from dlo_lib.planner.search import Found, PlanRequest, search
 from dlo_lib.planner.sizes import ModelSizes
 from dlo_lib.planner.stack import Stack
@@ -34,6 +36,7 @@ __all__ = [
     "PlanMemory",
     "PlanRequest",
     "Plans",
+    "Rated",
     "Stack",
     "StepCost",
     "explain",
@@ -41,6 +44,7 @@ __all__ = [
     "peak_memory",
     "plan_memory",
     "plot_plans",
+    "rated",
     "search",
     "step_cost",
     "why_others_lose",
