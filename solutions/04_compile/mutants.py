@@ -114,7 +114,8 @@ MUTANTS = [
     Mutant(
         "The choice becomes a list of Python numbers",
         "check_route",
-        says="was fixed while the graph was made",
+        # Releases before 2.9 do not capture tolist(), so there is no graph.
+        says=("was fixed while the graph was made", "If there is a break within a loop"),
         answer="""
         def route(tokens, experts, choice):
             return torch.stack([token @ experts[expert] for token, expert in zip(tokens, choice.tolist())])

@@ -59,7 +59,8 @@ class Mutant:
     Attributes:
         title: what is wrong, in words; unique in a lab.
         fails: name of the check that catches it.
-        says: what the message of this check contains.
+        says: what the message of this check contains; several texts if the message depends on the release of
+            PyTorch: it contains one of them.
         also: other checks that this mistake must fail, for example because it does nothing.
         replace: old text → new text in the reference solution of one question.
         answer: instead of ``replace``, new definitions of names that the reference
@@ -69,7 +70,7 @@ class Mutant:
 
     title: str
     fails: str
-    says: str
+    says: str | tuple[str, ...]
     replace: Mapping[str, str] = field(default_factory=dict)
     answer: str = ""
     question: str = ""
