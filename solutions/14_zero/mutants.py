@@ -1130,7 +1130,7 @@ MUTANTS = [
     Mutant(
         "The masters stay in 16 bits and get gradients in fp32",
         "check_offloaded",
-        says="in 16 bits",
+        says="a master is not in torch.float32",
         also=("check_pieces_in_place", "check_no_gradient_left", "check_piece_without_gradient"),
         replace={'piece.detach().to("cpu", torch.float32, copy=True)': 'piece.detach().to("cpu", copy=True)'},
     ),
@@ -1165,7 +1165,7 @@ MUTANTS = [
     Mutant(
         "The masters get no gradient after the twelfth step",
         "check_offloaded",
-        says="master 0 after",
+        says="rounded to 16 bits",
         replace={
             "self.optimizer = make_optimizer(self.masters)": "self.optimizer, self.count = make_optimizer(self.masters), 0",
             'master.grad = None if piece.grad is None else piece.grad.to("cpu").float()': """

@@ -525,7 +525,7 @@ MUTANTS = [
     Mutant(
         "Small blocks keep their memory",
         "check_forward_order",
-        says="the units with memory on rank 0 are ['root', 'block 1', 'block 2']",
+        says="the units with memory are the root, block 1, block 2, not",
         replace={
             """
             if not is_root or not output.requires_grad:
@@ -618,7 +618,7 @@ MUTANTS = [
     Mutant(
         "Blocks are not in pending",
         "check_order",
-        says="pending has ['root'], not the root and this block",
+        says="pending has the root, not the root and this block",
         replace={
             "pending.append(unit)": """
             if hasattr(unit.module, "layers"):

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlo_lib.grading.lab.declared import CHECKS_FOLDER, HIDDEN
-from dlo_lib.grading.lab.lint_claims import UNMENDED, scenarios, unmarked
+from dlo_lib.grading.lab.lint_claims import scenarios, unmarked
 from dlo_lib.grading.lab.lint_flow import (
     constant_expected,
     direct_answers,
@@ -93,8 +93,6 @@ def _unmarked_claims(trees: Mapping[Path, ast.Module], given: Path) -> Iterator[
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         for name, function in scenarios(functions):
-            if f"{given.name}/{name}" in UNMENDED:
-                continue
             for line, value in unmarked(function, classes):
                 text = (
                     f"returns {value}, which its own parts write while the student's code runs, and that "

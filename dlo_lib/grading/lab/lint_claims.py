@@ -22,17 +22,6 @@ WRITES = {
 }  # fmt: skip
 INNER = (ast.FunctionDef, ast.Lambda, ast.ClassDef)
 
-ON_RANKS = "its parts run on ranks, which cannot call functions of the check yet"
-UNMENDED = {
-    "11_ddp/accumulated": ON_RANKS,
-    "14_zero/offloaded": ON_RANKS,
-    "15_fsdp/hooked": ON_RANKS,
-    "16_fsdp_optimised/compiled_blocks": ON_RANKS,
-    "16_fsdp_optimised/offloaded": ON_RANKS,
-    "18_pipeline_runtime/neighbours": ON_RANKS,
-}
-"""Scenarios that still return such values unmarked, as ``lab/scenario``, each with its reason."""
-
 
 def unmarked(
     function: ast.FunctionDef, classes: Mapping[str, ast.ClassDef] | None = None

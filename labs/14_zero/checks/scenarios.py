@@ -213,22 +213,54 @@ def large_linear(student, rank, world, seed, width):
 
 @scenario
 def offloaded(student, rank, world, values, steps, name, options):
-    """After ``steps``, each a list of gradients: the pieces, the memory that they had before, the masters,
-    which of pieces and masters still have a gradient, and for each optimiser that was made, which of its
-    masters are an ``nn.Parameter``."""
+    """After ``steps``, each a list of gradients: the pieces, the memory that they had before, and whether one
+    still has a gradient."""
     pieces = [torch.nn.Parameter(value.clone()) for value in values]
-    memory, masters, made = [piece.data.view(-1) for piece in pieces], [], []
-
-    def make_optimizer(held):
-        held = [each for one in held for each in (one["params"] if isinstance(one, dict) else [one])]
-        masters.extend(held)
-        made.append([isinstance(each, torch.nn.Parameter) for each in held])
-        return getattr(torch.optim, name)(held, **options)
-
-    optimizer = student.OffloadedOptimizer(pieces, make_optimizer)
+    memory = [piece.data.view(-1) for piece in pieces]
+    optimizer = student.OffloadedOptimizer(pieces, lambda held: getattr(torch.optim, name)(held, **options))
     for grads in steps:
         for piece, grad in zip(pieces, grads):
             piece.grad = None if grad is None else grad.clone()
         optimizer.step()
-    left = [any(held.grad is not None for held in each) for each in (pieces, masters)]
-    return [piece.detach() for piece in pieces], memory, [master.detach() for master in masters], left, made
+    return [piece.detach() for piece in pieces], memory, any(piece.grad is not None for piece in pieces)
+
+
+@scenario
+def offloaded_together(student, rank, world, values, steps, lr):
+    """The pieces after the steps of one optimiser ``Together``. ``make_optimizer`` raises an error that names
+    the mistake; the updates show it too."""
+    made = []
+
+    def make_optimizer(held):
+        held = [each for one in held for each in (one["params"] if isinstance(one, dict) else [one])]
+        if made:
+            raise RuntimeError("make_optimizer is called again")
+        if not all(isinstance(each, torch.nn.Parameter) for each in held):
+            raise TypeError("make_optimizer gets a tensor that is no nn.Parameter")
+        kinds = [str(each.dtype) for each in held if each.dtype != torch.float32]
+        if kinds:
+            raise TypeError(f"make_optimizer gets a master of {kinds[0]}")
+        made.append(held)
+        return Together(held, lr)
+
+    pieces = [torch.nn.Parameter(value.clone()) for value in values]
+    optimizer = student.OffloadedOptimizer(pieces, make_optimizer)
+    for grads in steps:
+        for piece, grad in zip(pieces, grads):
+            piece.grad = grad.clone()
+        optimizer.step()
+    return [piece.detach() for piece in pieces]
+
+
+@scenario
+def large_offloaded(student, rank, world, seed, numel):
+    """Memory after a step of two large pieces; some of their numbers. Pieces and gradients are created here
+    because they are large."""
+    random = torch.Generator().manual_seed(seed)
+    pieces = [torch.nn.Parameter(torch.rand(numel, generator=random).bfloat16()) for _ in range(2)]
+    optimizer = student.OffloadedOptimizer(pieces, lambda held: torch.optim.SGD(held, lr=0.5, foreach=False))
+    for piece in pieces:
+        piece.grad = torch.rand(numel, generator=random).sub_(0.5).bfloat16()
+    optimizer.step()
+    mark("after the step")
+    return [piece.detach()[:: numel // 64].clone() for piece in pieces]

@@ -131,6 +131,16 @@ def together(weights: list[Tensor], steps: list[list[Tensor]], world: int, lr: f
 
 
 @twin
+def large_offloaded(seed: int, numel: int) -> list[Tensor]:
+    """The pieces after a step of SGD in fp32."""
+    random = torch.Generator().manual_seed(seed)
+    pieces = [torch.rand(numel, generator=random).bfloat16() for _ in range(2)]
+    grads = [torch.rand(numel, generator=random).sub_(0.5).bfloat16() for _ in range(2)]
+    stepped = (piece.float() - 0.5 * grad.float() for piece, grad in zip(pieces, grads))
+    return [piece.bfloat16()[:: numel // 64].clone() for piece in stepped]
+
+
+@twin
 def large_state(seed: int, numel: int, world: int) -> list[Tensor]:
     """The same in one process."""
     random = torch.Generator().manual_seed(seed)

@@ -322,24 +322,49 @@ def refuse_the_library(model, units):
     assert known or not of_library, "the FSDP of the library was called: in this lab you write it"
 
 
+def named(numbers):
+    """Units in words."""
+    return ", ".join(f"block {number}" if number else "the root" for number in numbers) or "no unit"
+
+
+def only_whole(units, number, when):
+    """While a block computes, only the root and this block have memory."""
+    held = [i for i, unit in enumerate(units) if any(bytes_of(unit))]
+    if held != [0, number]:
+        raise RuntimeError(
+            f"never freed: in the {when} of block {number} the units with memory are {named(held)}, not the "
+            "root and this block only. Free a unit with reshard(unit)"
+        )
+
+
+def only_pending(units, number, pending):
+    """In the backward of a block, only the backward of the root and of this block have begun."""
+    begun = sorted(units.index(unit) for unit in pending)
+    if begun != [0, number]:
+        raise RuntimeError(
+            f"in the backward of block {number}, pending has {named(begun)}, not the root and this block: "
+            "the hook of watch_output appends each unit, and that of watch_input removes it"
+        )
+
+
 @scenario
-def hooked(student, rank, world, first, weights, x, parts, times):
+def hooked(student, rank, world, first, weights, x, parts, times, watched):
     """Steps of layers by hooks, those of the exercises ``parts``. With "forward" only, there is no backward.
 
-    Returns the outputs, the gradients of the shards; for each layer in forward and in backward and for the
-    end, the numbers of the units with memory; the numbers of the units in ``pending`` in the backward of each
-    layer; and whether a whole parameter has another storage than at the beginning.
+    If they are ``watched``, a layer raises an error where a unit has memory too long, which explains the
+    mistake. The order of the messages and the memory of large layers prove that units are freed.
+
+    Returns the outputs, the gradients of the shards, the units with memory at the end, and whether a whole
+    parameter has another storage than at the beginning.
     """
 
-    def look():
-        looked.append([i for i, unit in enumerate(units) if any(bytes_of(unit))])
-
     def seen(number, when):
-        look()
-        if when == "backward":
-            begun.append(sorted(units.index(unit) for unit in pending))
+        if watched:
+            only_whole(units, number + 1, when)
+        if watched and when == "backward":
+            only_pending(units, number + 1, pending)
 
-    model, outputs, pending, begun, looked = Layers(first, weights, seen), [], [], [], []
+    model, outputs, pending = Layers(first, weights, seen), [], []
     units = units_of(student.make_unit, model)
     hook_up(units, student.add_hooks.__globals__, parts, pending)
     before = storages(*units)
@@ -353,9 +378,9 @@ def hooked(student, rank, world, first, weights, x, parts, times):
             unit = pending.pop()
             student.reduce_gradients(unit)
             student.reshard(unit)
-    look()
+    left = named([i for i, unit in enumerate(units) if any(bytes_of(unit))])
     grads = [unit.shards[0].grad for unit in units]
-    return [y.detach() for y in outputs], grads, looked, begun, storages(*units) != before
+    return [y.detach() for y in outputs], grads, left, storages(*units) != before
 
 
 @scenario

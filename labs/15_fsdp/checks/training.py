@@ -198,32 +198,21 @@ def same_layers(
     return [packed_bytes([tensor], world, 8) for tensor in tensors]
 
 
-def hooked_run(student, t, world: int, blocks: int, parts: list[str], times: int = 1):
-    """Steps by the hooks of these exercises, compared with one process; the run, and each unit's bytes."""
+def hooked_run(student, t, world: int, blocks: int, parts: list[str], times: int = 1, watched=True):
+    """Steps by the hooks of these exercises, compared with one process; the run, and each unit's bytes.
+    ``watched``: an error names a unit that has memory too long."""
     tensors, xs = layers_case(t, world, blocks)
-    run = student.ranks(scenarios.hooked, inputs_of(tensors, xs, parts=parts, times=times))
+    inputs = inputs_of(tensors, xs, parts=parts, times=times, watched=watched)
+    run = student.ranks(scenarios.hooked, inputs)
     return run, same_layers(t, run, tensors, xs, times, "backward" in parts)
 
 
-def frees_units(t, run, parts: list[str], times: int) -> None:
-    """In forward and in backward only the root and the block that computes have memory, at the end no unit; a
-    storage stays the same."""
-    for rank, (_, grads, looked, _, moved) in enumerate(run.results):
-        blocks = len(grads) - 1
-        forward = [[0, number] for number in range(1, blocks + 1)]
-        want = [*forward, *reversed(forward)] if "backward" in parts else forward
-        *during, last = t.items(looked, times * len(want) + 1, "the units with memory")
-        message = (
-            "never freed: in the {when} of {unit} the units with memory on rank {rank} are {more}, not the "
-            "root and this block only. Free a unit with reshard(unit)"
-        )
-        for at, held in enumerate(during):
-            place = at % len(want)
-            values = {"when": "forward" if place < blocks else "backward", "unit": _unit(want[place][1])}
-            t.that(held == want[place], message, **values, rank=rank, more=[_unit(unit) for unit in held])
-        left = [_unit(unit) for unit in last if unit or "backward" in parts]
-        message = "never freed: at the end {left} of rank {rank} still have memory. Call reshard(unit)"
-        t.that(not left, message, left=left, rank=rank)
+def leaves_no_unit(t, run, parts: list[str]) -> None:
+    """At the end no unit has memory, without backward only the root; a storage stays the same."""
+    for rank, (_, _, left, moved) in enumerate(run.results):
+        allowed = "no unit" if "backward" in parts else "the root"
+        message = "never freed: at the end {left} of rank {rank} still has memory. Call reshard(unit)"
+        t.that(left == allowed, message, left=left, rank=rank)
         message = "a whole parameter has another storage than at the beginning: autograd may have saved that"
         t.that(not moved, message)
 
@@ -276,7 +265,7 @@ def check_forward_order(student, t):
         got = described(run.calls(rank), sizes)
         t.that(got != [*want, "gather root"], message)
         t.that(got == want, explain(got, want, blocks))
-    frees_units(t, run, FORWARD, 1)
+    leaves_no_unit(t, run, FORWARD)
 
 
 @check("forward", points=1, seconds=30)
@@ -341,18 +330,10 @@ def check_order(student, t):
     blocks = t.integer(3, 4)
     run, sizes = hooked_run(student, t, 2, blocks, BACKWARD)
     want = expected_order(blocks)
-    message = (
-        "in the backward of block {number}, pending has {begun}, not the root and this block: the hook of "
-        "watch_output appends each unit, and that of watch_input removes it"
-    )
     for rank in range(run.world):
         got = described(run.calls(rank), sizes)
         t.that(got == want, explain(got, want, blocks))
-        pending = t.items(run.results[rank][3], blocks, "the lists of pending")
-        for number, begun in zip(range(blocks, 0, -1), pending):
-            names = [_unit(unit) for unit in begun]
-            t.that(begun == [0, number], message, number=number, begun=names)
-    frees_units(t, run, BACKWARD, 1)
+    leaves_no_unit(t, run, BACKWARD)
     uses_what_arrives(t, run, Kind.ALL_GATHER, t.integer(0, 1), call=t.integer(1 + blocks, 2 * blocks))
 
 
@@ -360,7 +341,7 @@ def check_order(student, t):
 def check_gradients(student, t):
     "The shards have the gradients of one process, also after many steps"
     for world, times in ((1, 1), (2, t.integer(5, 12)), (3, 1)):
-        run, sizes = hooked_run(student, t, world, t.integer(2, 3), BACKWARD, times)
+        run, sizes = hooked_run(student, t, world, t.integer(2, 3), BACKWARD, times, watched=False)
     blocks = len(sizes) - 1
     rank = t.choice((0, 2))  # what comes from rank 2, next to rank 1, may be padding only
     uses_what_arrives(t, run, Kind.ALL_GATHER, rank, call=t.integer(1 + blocks, 2 * blocks))
@@ -445,7 +426,7 @@ def check_step_bytes(student, t):
     times = t.integer(5, 12)
     run, sizes = hooked_run(student, t, 2, t.integer(2, 3), ALL, times)
     bytes_of_steps(t, run, sizes, times)
-    frees_units(t, run, ALL, times)
+    leaves_no_unit(t, run, ALL)
     tensors, xs = layers_case(t, 2, 2)  # the same by shard_model
     run = student.ranks(scenarios.sharded, inputs_of(tensors, xs, times=2))
     bytes_of_steps(t, run, same_layers(t, run, tensors, xs, 2), 2)

@@ -5,7 +5,7 @@ values."""
 
 from __future__ import annotations
 
-from dlo_lib.grading.checks.contract import scenario
+from dlo_lib.grading.checks.contract import claimed, scenario
 
 
 @scenario
@@ -121,16 +121,22 @@ def whole_rank(student, rank, world, rows, weights, inputs, targets, every_targe
 
 
 @scenario
-def neighbours(student, rank, world, stages):
-    """Run hybrid_step with a step that computes nothing; return the neighbours that it is given."""
-    parameter, passed = torch.nn.Parameter(torch.zeros(2)), []
-    parameter.grad = torch.ones(2)
+def neighbours(student, rank, world, stages, before_is, after_is):
+    """Run hybrid_step with a step that adds a number for each neighbour that it is given: its gradient.
+
+    before_is, after_is: these numbers by rank, then the one for None, then the one for anything else.
+    """
+    parameter, passed = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64)), []
+    parameter.grad = torch.zeros(2, dtype=torch.float64)
 
     def step(before, after):
-        passed.append([str(before), str(after)])
+        passed.append(f"step({before}, {after})")
+        places = [world if neighbour is None else neighbour for neighbour in (before, after)]
+        known = [place if place in range(world + 1) else -1 for place in places]
+        parameter.grad.add_(torch.stack([before_is[known[0]], after_is[known[1]]]))
 
     student.hybrid_step(step, [parameter], rank, stages, student.stage_group(rank, world, stages))
-    return {"passed": passed, "grad": parameter.grad}
+    return {"passed": claimed(", ".join(passed) or "none"), "grad": parameter.grad}
 
 
 @scenario
