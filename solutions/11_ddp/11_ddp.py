@@ -296,7 +296,8 @@ figures.plans(
 #   pass outside `no_sync` adds its gradients, and the sums are averaged. A parameter that this last pass does not
 #   use still has the gradient of the passes before it.
 #
-# All parameters have the same dtype. Frozen parameters are left out.
+# All parameters have the same dtype. Frozen parameters are left out. `DistributedDataParallel` is refused here: the
+# last section compares it with your class.
 
 # %% nbgrader={"grade_id": "overlap", "solution": true}
 class DataParallel(nn.Module):
@@ -533,6 +534,7 @@ predicted_bars(counts, predicted_all_reduces, "all-reduces that a rank starts", 
 #   permutation and takes its share, without a message.
 # - Use a separate generator (`torch.Generator().manual_seed(...)`). `torch.manual_seed` would change the
 #   random numbers of other code, such as dropout and augmentation.
+# - `DistributedSampler` is refused here: the last section compares it with your function.
 
 # %% nbgrader={"grade_id": "sampler", "solution": true}
 def rank_samples(length: int, rank: int, world: int, epoch: int, seed: int = 0) -> list[int]:

@@ -453,7 +453,8 @@ predicted_bars(counted, expected_gathers, "gathers of one step,\n6 blocks")
 # second time, with its graph, and then runs backward through it: a third more computing, for a fraction of
 # the memory.
 #
-# Write it as an `autograd.Function`. `Checkpoint.apply(function, x)` returns `function(x)`.
+# Write it as an `autograd.Function`. `Checkpoint.apply(function, x)` returns `function(x)`. `torch.utils.checkpoint`,
+# which the last section compares with yours, is refused here.
 #
 # - Forward computes without a graph, and keeps `function`, `x`, and the state of the random generator
 #   (`torch.get_rng_state`): dropout must drop the same numbers again.

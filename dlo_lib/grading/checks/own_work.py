@@ -7,6 +7,7 @@ shows the library's form on purpose: there the check passes no name (``student.i
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import inspect
@@ -25,7 +26,7 @@ def without(*names: str) -> Iterator[None]:
     """Let classes and functions of libraries raise :class:`LibraryUsed` in the block.
 
     A class raises in each method that it defines, also in an object that was made before. A function of
-    Python raises under each name that it has.
+    Python raises under each name that it has; of a decorated one, the function that the decorator wraps.
 
     Args:
         names: full names, such as ``"torch.optim.lr_scheduler.OneCycleLR"``.
@@ -41,11 +42,27 @@ def without(*names: str) -> Iterator[None]:
                 for method, function in list(vars(found).items()):
                     if inspect.isfunction(function):
                         stack.enter_context(_replaced(found, method, _raising(name)))
-            elif inspect.isfunction(found) and not found.__closure__:
-                stack.enter_context(_raising_code(found, name))
+                    elif isinstance(function, (staticmethod, classmethod)):
+                        stack.enter_context(_replaced(found, method, staticmethod(_raising(name))))
+            elif inspect.isfunction(plain := inspect.unwrap(found)) and not plain.__closure__:
+                stack.enter_context(_raising_code(plain, name))
             else:
                 raise TypeError(f"{name} is no class and no plain function: its calls cannot be refused")
         yield
+
+
+def refuse(*names: str) -> None:
+    """Do as :func:`without` until this process ends: in a rank.
+
+    Args:
+        names: full names.
+
+    Raises:
+        TypeError: as there.
+    """
+    block = without(*names)
+    block.__enter__()
+    atexit.register(block.__exit__, None, None, None)
 
 
 def _raising(name: str) -> Any:

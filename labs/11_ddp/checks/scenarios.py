@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from dlo_lib.grading.checks.contract import scenario
+from dlo_lib.grading.checks.contract import claimed, scenario
 
 
 @scenario
@@ -65,10 +65,15 @@ def steps_of(
     frozen=(),
     marked=False,
     relay=False,
+    refused=(),
 ):
     """Steps of a sum of branches, computed in ``order``: the gradients after each, and the weights at the
     start. ``unused``: the branches left out in each step. ``marked``: a barrier before the last gradient.
-    ``relay``: of two ranks, the second begins its backward pass when that of the first has ended."""
+    ``relay``: of two ranks, the second begins its backward pass when that of the first has ended.
+    ``refused``: classes of PyTorch."""
+    from dlo_lib.grading.checks.own_work import refuse
+
+    refuse(*refused)
     net = Branches(weights, frozen, order)
     model = student.DataParallel(net, limit)
     if marked:
@@ -93,8 +98,11 @@ def steps_of(
 
 
 @scenario
-def half_step(student, rank, world, slopes, limit):
+def half_step(student, rank, world, slopes, limit, refused=()):
     """A step of a model in fp16 whose gradients are ``slopes``: the gradients after ``finish``."""
+    from dlo_lib.grading.checks.own_work import refuse
+
+    refuse(*refused)
 
     class Slopes(torch.nn.Module):
         def __init__(self):
@@ -114,9 +122,12 @@ def half_step(student, rank, world, slopes, limit):
 
 
 @scenario
-def held_back(student, rank, world, weights, batches, limit, without):
+def held_back(student, rank, world, weights, batches, limit, without, refused=()):
     """A backward pass inside ``no_sync``, a barrier, and one outside, which leaves out the branches
     ``without``: the gradients after the first and after ``finish``."""
+    from dlo_lib.grading.checks.own_work import refuse
+
+    refuse(*refused)
     net = Branches(weights)
     model = student.DataParallel(net, limit)
     with model.no_sync():
@@ -130,8 +141,8 @@ def held_back(student, rank, world, weights, batches, limit, without):
 
 @scenario
 def accumulated(student, rank, world, weight, batches, limit):
-    """The gradient after ``accumulate`` over micro-batches, and for each micro-batch whether it ran inside
-    ``no_sync``."""
+    """The gradient after ``accumulate`` over micro-batches, and how many of them ran outside ``no_sync``,
+    without the last one."""
     import contextlib
 
     net = torch.nn.Linear(*reversed(weight.shape), bias=False, dtype=weight.dtype)
@@ -152,7 +163,16 @@ def accumulated(student, rank, world, weight, batches, limit):
 
     model.no_sync = watched
     student.accumulate(model, [lambda x=x: loss(x) for x in batches])
-    return net.weight.grad, silent
+    return net.weight.grad, claimed(silent[:-1].count(False))
+
+
+@scenario
+def samples(student, length, world, epoch, seed, refused):
+    """The samples of all ranks. ``refused``: classes of PyTorch."""
+    from dlo_lib.grading.checks.own_work import without
+
+    with without(*refused):
+        return [student.rank_samples(length, rank, world, epoch, seed) for rank in range(world)]
 
 
 @scenario

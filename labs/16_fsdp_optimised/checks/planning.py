@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from dlo_lib.grading.checks.contract import check, scenario
+from dlo_lib.grading.checks.contract import check, claimed, scenario
 from dlo_lib.labkit.compare import wrong_if
 
 from . import twins
@@ -96,7 +96,7 @@ def compiled_blocks(student, rank, world, shards, depths, x, amount, hooks):
     with torch.no_grad():
         for block in blocks:
             x = block(x)
-    return x, lines[-1]
+    return x, claimed(lines[-1])
 
 
 # -- 1 · plan
@@ -415,7 +415,7 @@ def compiled(student, t, depths: list[int], hooks: bool = True) -> None:
     (result,) = student.ranks(compiled_blocks, [inputs]).results
     got, line = t.items(result, 2, "the output of the compiled blocks and the line that compiles")
     got = t.tensor(got, "the output of the compiled blocks", shape=x.shape)
-    call, number = f"`{line}`" if type(line) is str and line else "compile_blocks", len(depths)
+    call, number = f"`{line}`" if f"{line}" else "compile_blocks", len(depths)
 
     def is_output_of(shards: list[Tensor], depths: list[int], amounts: list[float]) -> bool:
         return bool((got - twins.through_blocks(shards, depths, x, amounts)).abs().max() < 1e-4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from dlo_lib.grading.checks.own_work import LibraryUsed, without
 
@@ -22,5 +23,10 @@ def test_a_class_its_heirs_and_older_objects_and_a_renamed_function_are_refused(
                 use()
     assert Inherited().get_scale() == 65536
     assert cross_entropy(*arguments) > 0
+    with without("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.CheckpointFunction"):
+        for each in (lambda: checkpoint(torch.tanh, arguments[0]), lambda: CheckpointFunction.apply(0, True)):
+            with pytest.raises(LibraryUsed, match="write it yourself"):
+                each()
+    assert checkpoint(torch.tanh, arguments[0], use_reentrant=False).shape == (1, 2)
     with pytest.raises(TypeError, match="no plain function"), without("torch.nn.functional.linear"):
         pass
