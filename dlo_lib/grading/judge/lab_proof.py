@@ -175,7 +175,8 @@ def mutant_faults(
         ]
     got, says = failed[mutant.fails], (mutant.says,) if isinstance(mutant.says, str) else mutant.says
     if not any(text in got for text in says):
-        return [f"mutant {mutant.title!r} should get the message {' or '.join(map(repr, says))}, it gets {got!r}"]
+        wanted_texts = " or ".join(map(repr, says))
+        return [f"mutant {mutant.title!r} should get the message {wanted_texts}, it gets {got!r}"]
     return []
 
 
