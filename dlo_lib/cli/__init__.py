@@ -11,6 +11,7 @@ The commands:
 - ``grade``: grades a class
 - ``grade_slurm``: the same on a cluster
 - ``plan``: the best plan of a model on a number of GPUs
+- ``parity``: the trainer of another project against one process
 - ``jobs``: the submitted jobs
 - ``jobs_table``: their table
 - ``jupyter``: starts JupyterLab

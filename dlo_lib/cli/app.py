@@ -19,6 +19,7 @@ from dlo_lib.cli import course, jobs, make
 from dlo_lib.cli.deadlines import deadlines
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.cli.grade import grade
+from dlo_lib.cli.parity import parity
 from dlo_lib.cli.plan import plan
 
 app = typer.Typer(
@@ -178,6 +179,7 @@ def submit(lab: LabName) -> None:
 app.command()(course.receipt)
 app.add_typer(jobs.jobs, name="jobs")
 app.command()(plan)
+app.command()(parity)
 for command in (
     make.course,
     course.release,

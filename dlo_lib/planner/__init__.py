@@ -14,8 +14,9 @@
 - ``heat_map``: MFU and memory of the best plan by model and nodes
 - ``laws``: scaling laws of Kaplan, Hestness and Chinchilla, with bootstrap intervals
 - ``write``: the files of a chosen plan: TOML, command, configurations of Megatron-LM and torchtitan
+- ``parity``: the trainer of another project against one process
 
-The room imports ``hardware``, ``models``, ``optim``, ``parallel`` and ``profiling``.
+The room imports ``hardware``, ``launch``, ``models``, ``optim``, ``parallel`` and ``profiling``.
 """
 
 from dlo_lib.planner.calibration import LIBRARY, MEGATRON, library_stack
