@@ -45,7 +45,9 @@ from dlo_lib.grading.classroom.feedback.other_release import release_warnings
 from dlo_lib.grading.classroom.feedback.pictures import pictures_of
 from dlo_lib.grading.classroom.gradebook.batch import require_release, run_step, submitted_students
 from dlo_lib.grading.classroom.gradebook.deadlines import deadlines_of, seconds_late, settle
+from dlo_lib.grading.classroom.gradebook.export import grades_folder
 from dlo_lib.grading.classroom.gradebook.inventory import Inventory, ItemState
+from dlo_lib.grading.classroom.gradebook.regrade import end_comparison
 from dlo_lib.grading.classroom.gradebook.submission_copy import TIMESTAMP
 from dlo_lib.grading.classroom.publish.publication import page_in_exchange
 from dlo_lib.grading.classroom.roster.course_file import FILE as COURSE_FILE
@@ -142,12 +144,13 @@ def students_without_page(course: NbGraderAPI, lab: LabInfo, pages: Collection[s
 
 
 def release_feedback(course: NbGraderAPI, lab: LabInfo) -> None:
-    """Copy the pages to the exchange.
+    """Copy the pages to the exchange; a later regrade is compared with the points on them.
 
     Raises:
         UserError: a step of nbgrader failed.
     """
     run_step(course, "release feedback", course.release_feedback(lab.directory))
+    end_comparison(grades_folder(course, lab))
 
 
 def release_receipts(course: NbGraderAPI, inventory: Inventory) -> None:

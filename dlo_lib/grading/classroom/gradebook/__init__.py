@@ -9,6 +9,7 @@
 - ``late_work``: late work beside work in time
 - ``batch``: grades a whole class, one row for each student
 - ``gradebook_entry``: enters a class into the gradebook
+- ``regrade``: what changed checks change, before it is released
 - ``export``: the grades as tables
 - ``moodle``: the grades for Moodle
 

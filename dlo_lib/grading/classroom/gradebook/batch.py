@@ -36,6 +36,7 @@ from dlo_lib.grading.classroom.gradebook.export import (
 from dlo_lib.grading.classroom.gradebook.gradebook_entry import GradebookEntry
 from dlo_lib.grading.classroom.gradebook.gradebook_file import LOCK_SECONDS, back_up, is_locked
 from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
+from dlo_lib.grading.classroom.gradebook.regrade import CHANGES, changes_of, keep_points, write_changes
 from dlo_lib.grading.classroom.gradebook.submission_copy import FOLDER, staged_copy
 from dlo_lib.grading.classroom.roster.roster import read_roster, unknown_student
 from dlo_lib.grading.judge.array import JudgesStopped
@@ -138,6 +139,7 @@ def grade_lab(
     remove_stale(FOLDER)
     with only_grader(grades_folder(course, lab)) as results:
         before = results_before(course, lab)
+        keep_points(results, results / REPORTS, {student: checks for student, (_, checks) in before.items()})
         back_up(course)
         chosen_students = [chosen.only] if chosen.only is not None else students
         stopped = ""
@@ -158,9 +160,12 @@ def grade_lab(
                         )
             except JudgesStopped as error:  # the rows that are written stand
                 stopped = str(error)
+        (results / CHANGES).unlink(missing_ok=True)
         table = read_grades(course, lab)
+        versions = {row.student: row.checks for row in table.rows}
+        changed = write_changes(results, changes_of(results, results / REPORTS, versions))
         write_results(course, table)
-    return replace(table, notes=(*changed_checks(before, table), *table.notes), stopped=stopped)
+    return replace(table, notes=(*changed_checks(before, table), *changed, *table.notes), stopped=stopped)
 
 
 class _Batch:

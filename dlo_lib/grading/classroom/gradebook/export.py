@@ -24,6 +24,7 @@ from dlo_lib.grading.classroom.gradebook.deadlines import deadlines_of, seconds_
 from dlo_lib.grading.classroom.gradebook.inventory import refused_students
 from dlo_lib.grading.classroom.gradebook.late_work import late_notes
 from dlo_lib.grading.classroom.gradebook.manual_points import set_aside_note
+from dlo_lib.grading.classroom.gradebook.regrade import pending_note
 from dlo_lib.grading.classroom.roster.tables import csv_text
 from dlo_lib.grading.judge.report import GRADED, GRADER_ERROR, NO_ATTEMPT, NOT_GRADED, REFUSED, Report
 from dlo_lib.grading.judge.report_store import StoredReport, checks_version, load, report_file
@@ -274,6 +275,8 @@ def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
     if earlier:
         text = "graded with an earlier version of the checks: {students}; `dlo grade {lab}` judges them again"
         notes.append(tr(text, students=", ".join(earlier), lab=lab.directory))
+    if note := pending_note(grades_folder(course, lab)):
+        notes.append(note)
     return GradeTable(lab, questions, tuple(rows), tuple(notes))
 
 

@@ -4,6 +4,7 @@ version of their checks.
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from dlo_lib.grading.classroom.gradebook.batch import Options, grade_lab
 from dlo_lib.grading.classroom.gradebook.export import GradeRow, GradeTable, read_grades
 from dlo_lib.grading.classroom.gradebook.moodle import moodle_csv
 from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
+from dlo_lib.grading.classroom.gradebook.regrade import CHANGES, KEPT
 from dlo_lib.grading.classroom.publish.publication import publish
 from dlo_lib.grading.judge.client import JudgeClient
+from dlo_lib.grading.judge.report_store import report_file
 from dlo_lib.grading.lab.course import find_lab, source_labs
 from tests.grading.small_class import LAB, hand_in, right, small_lab, wrong_scale
 
@@ -169,13 +172,26 @@ def test_changed_checks_are_named_with_the_totals_that_they_change(
         gradebook.db.refresh(notebook)
         earlier = notebook.score
     assert earlier != before.total
+    (graded / "grades" / LAB / KEPT).unlink()  # as if feedback had been released now
+    report = report_file(graded / "grades" / LAB / "reports", "blaise")
+    values = json.loads(report.read_text())
+    checks = values["report"]["questions"]["scale"]["checks"]
+    check = next(each for each in checks if each["points"] == 0)
+    check["points"] = check["maximum"]  # the earlier checks passed it
+    report.write_text(json.dumps(values))
     table = grade(graded)
     assert row(table).checks != before.checks
     assert table.notes[0] == (
         f"blaise: {earlier:g} points before, {before.total:g} now; the checks have changed "
         f"({before.checks} → {row(table).checks})"
     )
-    assert table.notes[1].startswith("graded with an earlier version of the checks: ada, chloe, dorothy; ")
+    assert table.notes[1] == (
+        f"scale, {check['name']} ({check['title']}): 1 lose {check['maximum']:g} points by it: blaise"
+    )
+    (named,) = csv.DictReader((graded / "grades" / LAB / CHANGES).read_text().splitlines())
+    assert (named["student"], named["check"], named["points_now"]) == ("blaise", check["name"], "0")
+    assert table.notes[3].startswith("graded with an earlier version of the checks: ada, chloe, dorothy; ")
+    assert table.notes[2] in read_grades(open_course(graded), lab).notes
 
 
 def test_a_second_release_changes_what_a_question_is_worth(
