@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Wrong, check
 from dlo_lib.grading.checks.graphs import Recorded
+from dlo_lib.labkit.compare import near
 from dlo_lib.models.llama import rotation
 
 from . import cases, scenarios, twins
@@ -121,6 +122,8 @@ def check_mean(student, t):
 def check_mean_of_nothing(student, t):
     "A mask that is false everywhere gives 0"
     case = cases.mean_case(t, 3, 5)
+    some = near(student.masked_mean(**case), twins.mean_of(**case), rtol=1e-4, atol=1e-6)
+    t.that(some, "not tested yet: the mean of some tokens is wrong, see the first check")
     case["mask"] = torch.zeros_like(case["mask"])
     t.close(student.masked_mean(**case), twins.mean_of(**case), "the mean of zero tokens")
 

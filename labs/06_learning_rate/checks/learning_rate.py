@@ -257,10 +257,15 @@ def check_steepest_before_bottom(student, t):
         "steepest is {got:.3g}, above the bottom, {bottom:.3g}: after the loss has diverged it may fall "
         "again briefly. Search only before the bottom."
     )
+    outside = "not tested yet: steepest is {got:.3g}, lower than each rate of the test, see the check before"
+    scale = 1.0
     for _ in range(2):
         rates, losses, _, bottom = valley(t)
+        rates = [scale * rate for rate in rates]
         got = suggested(student, t, rates, losses, "steepest")
+        t.that(bool(got >= rates[0] * 0.99), outside, got=got)
         t.that(bool(got <= rates[bottom] * 1.01), message, got=got, bottom=rates[bottom])
+        scale = 20 * rates[bottom] / 10**-5  # the rates of the second test are higher than this bottom
 
 
 # -- 5 · decay
@@ -647,7 +652,9 @@ def check_saved_peaks(student, t):
 @check("follow", points=1, seconds=30)
 def check_plain_state(student, t):
     "The state is a dict of plain numbers"
-    stored, _, _ = resume_of(student, t, other_peaks=False)
+    stored, seen, _ = resume_of(student, t, other_peaks=False)
+    changes = any(not near(row, seen[0]) for row in seen[1:])
+    t.that(changes, "not tested yet: step() does not change the rates, see the first check")
     t.that(stored != "{}", "not tested yet: state_dict() is empty, see the check of the resumed run")
     message = "state_dict() has to be a dict of numbers and lists of numbers, as plain data. {error}"
     t.that(type(stored) is str and stored[:1] == "{", message, error=str(stored)[2:80])

@@ -119,13 +119,13 @@ def check_the_limit(student, t):
 def gradients(student, t, valid: list[int], tokens: int = 12):
     """(averaged gradient, loss) of each rank, the twin's gradient, and the run. ``valid``: valid tokens of
     each rank."""
-    hidden, vocab = t.integer(3, 6), t.integer(5, 9)
+    hidden, vocab, batch = t.integer(3, 6), t.integer(5, 9), t.choice((1, 2, 3))
     weight, inputs, targets = t.normal(hidden, vocab, dtype=torch.float64), [], []
     for number in valid:
-        inputs.append(t.normal(2, tokens // 2, hidden, dtype=torch.float64))
+        inputs.append(t.normal(batch, tokens // batch, hidden, dtype=torch.float64))
         own = t.integers(0, vocab - 1, tokens)
         own[t.shuffled(range(tokens))[number:]] = IGNORED
-        targets.append(own.view(2, tokens // 2))
+        targets.append(own.view(batch, tokens // batch))
     run = student.ranks(
         one_gradient, [{"inputs": x, "targets": y, "weight": weight} for x, y in zip(inputs, targets)]
     )
