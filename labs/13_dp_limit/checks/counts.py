@@ -44,59 +44,57 @@ def same_part(student, t, config: LlamaConfig, part: str, message: str) -> None:
     )
 
 
+def two_models(t, part: str, **fixed) -> list[LlamaConfig]:
+    """Two drawn configurations with different numbers of parameters in ``part``."""
+    return t.draw_until(
+        lambda: [drawn(t, **fixed) for _ in range(2)],
+        lambda two: counted(two[0])[part] != counted(two[1])[part],
+    )
+
+
 @check("parameters", points=1)
 def check_embedding(student, t):
     "The embedding, and an output projection that is not tied"
-    message = "There is one vector of size hidden for each token of the vocabulary."
-    for vocab_size in t.draw_until(
-        lambda: [t.integer(900, 1500) for _ in range(2)], lambda two: len(set(two)) > 1
-    ):
-        config = drawn(t, tied_embeddings=False, vocab_size=10 * vocab_size)
+    for config in two_models(t, "embedding", tied_embeddings=False):
         for part in ("embedding", "head"):
+            message = "There is one vector of size hidden for each token of the vocabulary."
             same_part(student, t, config, part, message)
 
 
 @check("parameters", points=1)
 def check_tied(student, t):
     "Tied embeddings are counted once"
-    config = drawn(t, tied_embeddings=True)
-    for part in ("embedding", "head"):
-        same_part(
-            student, t, config, part, "A tied output projection is the embedding itself: it adds nothing."
-        )
+    for config in two_models(t, "embedding", tied_embeddings=True):
+        for part in ("embedding", "head"):
+            message = "A tied output projection is the embedding itself: it adds nothing."
+            same_part(student, t, config, part, message)
 
 
 @check("parameters", points=1)
 def check_attention(student, t):
     "Attention with grouped queries"
-    same_part(
-        student,
-        t,
-        drawn(t),
-        "attention",
+    message = (
         "Queries have num_heads heads, keys and values num_kv_heads; the output projection reads the "
-        "queries' width.",
+        "queries' width."
     )
+    for config in two_models(t, "attention"):
+        same_part(student, t, config, "attention", message)
 
 
 @check("parameters", points=1)
 def check_mlp(student, t):
     "The three matrices of the MLP"
-    same_part(
-        student, t, drawn(t), "mlp", "Each block has gate, up and down, between hidden and intermediate."
-    )
+    for config in two_models(t, "mlp"):
+        message = "Each block has gate, up and down, between hidden and intermediate."
+        same_part(student, t, config, "mlp", message)
 
 
 @check("parameters", points=1)
 def check_norms(student, t):
     "Two norms in each block, and the last one"
-    same_part(
-        student,
-        t,
-        drawn(t),
-        "norms",
-        "Each block has two vectors of size hidden, and one more follows the last block.",
-    )
+    for config in two_models(t, "norms"):
+        message = "Each block has two vectors of size hidden, and one more follows the last block."
+        same_part(student, t, config, "norms", message)
 
 
 @check("parameters", points=2)
