@@ -53,6 +53,7 @@ class Attempt:
     cut: bool = False  # a cell wrote too much
     broken_in: str = ""  # the cell that ended the process
     computed: float = 0.0  # seconds of CPU time of the student's processes that are closed
+    outside: float = 0.0  # and outside of questions: their starts
     crowded: bool = False  # a process ran out of time because others used the processors
     quiz: Any = None  # the answers, once a check has read them
     _worker: Worker | None = None
@@ -130,6 +131,7 @@ class Attempt:
     def _end(self, worker: Worker) -> None:
         worker.close()
         self.computed += worker.computed
+        self.outside += worker.outside
         self.budget.computed += worker.computed
         self.crowded = self.crowded or worker.crowded
 

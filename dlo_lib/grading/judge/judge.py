@@ -192,6 +192,7 @@ class Judge:
         self.cut = False
         self.quiz_read = False
         self.computed = 0.0  # CPU time of the student's processes in seconds
+        self.outside = 0.0  # and outside of questions: their starts
         self.left_out: list[str] = []
 
     def judge(self, submission: Submission, warnings: Sequence[str] = ()) -> Report:
@@ -359,6 +360,7 @@ class Judge:
                 self.quiz_read = self.quiz_read or attempt.quiz is not None
                 attempt.close()
                 self.computed += attempt.computed + self.calculator.computed - calculated
+                self.outside += attempt.outside
                 self.crowded = self.crowded or attempt.crowded
             own = [cell.id for cell in attempt.cells if cell.origin is Origin.EXTRA]
             if attempt.broken_in not in own:

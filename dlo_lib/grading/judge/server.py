@@ -103,7 +103,7 @@ class JudgeServer:
             submission, opened = self._opened(job, own_time)
         if not isinstance(opened, Report):
             return NEEDS_JUDGE
-        self._save(job, submission, opened, 0.0, 0.0, crowded=False)
+        self._save(job, submission, opened, 0.0, (0.0, 0.0), crowded=False)
         return 0
 
     def judge(self, job: dict[str, Any]) -> int:
@@ -113,7 +113,8 @@ class JudgeServer:
         with own_time.limited():
             submission, opened = self._opened(job, own_time)
             report = opened if isinstance(opened, Report) else judge.judge(*opened)
-        self._save(job, submission, report, time.perf_counter() - began, judge.computed, judge.crowded)
+        student = judge.computed, judge.outside
+        self._save(job, submission, report, time.perf_counter() - began, student, judge.crowded)
         return 0
 
     def give_up(self, job: dict[str, Any]) -> None:
@@ -121,7 +122,7 @@ class JudgeServer:
         from dlo_lib.grading.judge.judge import empty_report
 
         report = empty_report(self.lab, self.checks, f"INVALID({stopped_reason()})")
-        timing = {"wall": 0.0, "judge_cpu": float(MOST_CPU_SECONDS), "student_cpu": 0.0}
+        timing = {"wall": 0.0, "judge_cpu": float(MOST_CPU_SECONDS), "student_cpu": 0.0, "start_cpu": 0.0}
         self._write(job, None, report, timing, True)
 
     def _opened(self, job: dict[str, Any], own_time: OwnTime) -> tuple[Submission | None, Any]:
@@ -141,16 +142,18 @@ class JudgeServer:
         submission: Submission | None,
         report: Report,
         wall: float,
-        student: float,
+        student: tuple[float, float],
         crowded: bool,
     ) -> None:
+        """Write the report. ``student``: CPU time of the student's processes, and of their starts."""
         # Without a zygote no worker can have answered, so the report would be wrong.
         if os.getppid() != job["service"] or not self.zygote.serving:
             os._exit(1)
         timing = {
             "wall": round(wall, 3),
             "judge_cpu": round(time.process_time(), 3),
-            "student_cpu": round(student, 3),
+            "student_cpu": round(student[0], 3),
+            "start_cpu": round(student[1], 3),
         }
         # Computing and sleeping do not depend on other submissions. A submission is judged again only if it
         # ran out of time while it waited for a processor.

@@ -118,6 +118,11 @@ def usage(pids: Iterable[int], supervisor: int | None = None) -> Usage:
     return Usage(cpu, max(map(starved_seconds, pids), default=0.0))
 
 
+def tree_cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process, of its descendants, and of those that they have waited for."""
+    return sum(sum(_cpu_seconds(each)) for each in (pid, *descendants(pid)))
+
+
 def memory_beyond(pids: Iterable[int], shared: int) -> int:
     """Return the bytes that these processes hold; ``shared``: bytes that each shares with the zygote."""
     return sum(max(0, resident_bytes(pid) - shared) for pid in pids)
@@ -179,6 +184,12 @@ def _cpu_seconds(pid: int) -> tuple[float, float]:
         (int(value) / TICKS for value in fields[11:15]) if fields else (0.0,) * 4
     )
     return user + system, child_user + child_system
+
+
+def ran_seconds(pid: int) -> float:
+    """Return the CPU time of the first thread of a process in seconds, which is exact also if it is short."""
+    fields = read_proc(f"/proc/{pid}/schedstat").split()
+    return int(fields[0]) / 1e9 if len(fields) == 3 else 0.0
 
 
 def starved_seconds(pid: int) -> float:

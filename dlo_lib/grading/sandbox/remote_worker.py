@@ -42,6 +42,7 @@ from dlo_lib.grading.sandbox.limits import (
     Usage,
     descendants,
     memory_beyond,
+    ran_seconds,
     resident_bytes,
     scratch_bytes,
     starved_seconds,
@@ -121,6 +122,8 @@ class Worker:
         self._answered, self._looked = True, 0.0
         self.computed = 0.0
         """CPU time in seconds between questions and their answers, without the start of the worker."""
+        self.outside = ran_seconds(self.pid)
+        """CPU time in seconds outside of questions: its start."""
         self._asked = time.monotonic()
         self._before = self._after = self.usage()
         self._busy_judge = _busy_seconds()

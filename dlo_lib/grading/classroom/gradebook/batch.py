@@ -9,6 +9,7 @@ is judged again, alone, before that counts. A killed batch resumes with the repo
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -55,6 +56,7 @@ from dlo_lib.grading.lab.source import (
     source_folder,
 )
 from dlo_lib.grading.sandbox.isolation import required_isolation
+from dlo_lib.grading.sandbox.limits import tree_cpu_seconds
 
 EXHAUSTED = (Status.TIMEOUT.value, Status.OOM.value)
 LEAST_FREE = 32 << 20  # bytes on the disk of the course; a row needs a few MB
@@ -164,7 +166,7 @@ def grade_lab(
         table = read_grades(course, lab)
         versions = {row.student: row.checks for row in table.rows}
         changed = write_changes(results, changes_of(results, results / REPORTS, versions))
-        write_results(course, table)
+        write_results(course, table, batch.judged, tree_cpu_seconds(os.getpid()))
     return replace(table, notes=(*changed_checks(before, table), *changed, *table.notes), stopped=stopped)
 
 
@@ -186,6 +188,8 @@ class _Batch:
         root = Path(entry.coursedir.root)
         self.course, self.log = root, root / LOG_FILE
         self.key = lab_key(lab, read_secret(root), sandbox)
+        self.judged: list[str] = []
+        """The students whose submissions were judged, and not only read again."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def run(self, students: Iterable[str]) -> Iterator[tuple[str, Report]]:
@@ -197,6 +201,7 @@ class _Batch:
         todo = [job for job in jobs if job not in done]
         if not todo:
             return
+        self.judged = [job.student for job in todo]
         for job in todo:
             job.report.unlink(missing_ok=True)  # without a new report, an earlier one must not count
         with (

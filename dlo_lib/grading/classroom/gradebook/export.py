@@ -34,6 +34,8 @@ from dlo_lib.grading.lab.times import how_late
 
 REPORTS = "reports"
 RESULTS = "results"
+SHARED = "(all students)"  # the row of timings.csv that belongs to no student
+OWN_SECONDS = ("judge_cpu", "student_cpu", "start_cpu")
 
 
 @dataclass(frozen=True)
@@ -187,8 +189,18 @@ def changed_checks(before: Mapping[str, tuple[float, str]], table: GradeTable) -
     return notes
 
 
-def write_results(course: NbGraderAPI, table: GradeTable) -> Path:
-    """Write ``results.csv``, ``results.json`` and ``timings.csv``; return their folder."""
+def write_results(
+    course: NbGraderAPI, table: GradeTable, judged: Collection[str] = (), spent: float = 0.0
+) -> Path:
+    """Write ``results.csv``, ``results.json`` and ``timings.csv``; return their folder.
+
+    The last row of the times is what the students share: the proof, the processes from which theirs are
+    forked, these forks, and the command.
+
+    Args:
+        judged: the students that this run has judged.
+        spent: CPU time of this run in seconds, with all its processes on this machine.
+    """
     folder = grades_folder(course, table.lab)
     write_text(folder / f"{RESULTS}.csv", table.csv())
     write_text(folder / f"{RESULTS}.json", table.json())
@@ -197,6 +209,9 @@ def write_results(course: NbGraderAPI, table: GradeTable) -> Path:
         for row in table.rows
         if (stored := _stored(course, table.lab, row.student)) is not None
     }
+    own = sum(timings.get(student, {}).get(kind, 0.0) for student in judged for kind in OWN_SECONDS)
+    if spent > own:
+        timings[SHARED] = {"shared_cpu": round(spent - own, 3)}
     kinds = sorted({kind for timing in timings.values() for kind in timing})
     rows = [
         [student, *(f"{timing.get(kind, 0.0):g}" for kind in kinds)] for student, timing in timings.items()

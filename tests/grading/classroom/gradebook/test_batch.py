@@ -4,6 +4,7 @@ gradebook.
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import os
@@ -23,7 +24,7 @@ import pytest
 from dlo_lib.base.errors import UserError
 from dlo_lib.grading.classroom.gradebook import batch
 from dlo_lib.grading.classroom.gradebook.batch import Done, Options, grade_lab
-from dlo_lib.grading.classroom.gradebook.export import GradeTable
+from dlo_lib.grading.classroom.gradebook.export import SHARED, GradeTable
 from dlo_lib.grading.classroom.gradebook.gradebook_entry import GradebookEntry
 from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
 from dlo_lib.grading.judge.client import JudgeClient, JudgeJob, Waiting
@@ -92,6 +93,18 @@ def test_every_student_of_the_roster_has_a_row_with_the_status_of_each_question(
     assert 0 < totals["blaise"] < 12
     assert totals["chloe"] == totals["evariste"] == 0
     assert all(set(row["questions"]) == {"scale", "quantise", "mean", "quiz"} for row in table["rows"])
+
+
+def test_times_are_those_of_the_students_and_a_row_of_what_they_share(undisturbed: Path) -> None:
+    with open(undisturbed / "grades" / LAB / "timings.csv", encoding="utf-8", newline="") as file:
+        *students, shared = list(csv.DictReader(file))
+    assert shared.pop("student") == SHARED
+    assert {kind for kind, value in shared.items() if float(value)} == {"shared_cpu_seconds"}
+    own = {row["student"]: row for row in students}
+    assert set(own) == set(CLASS)
+    for kind in ("judge_cpu_seconds", "start_cpu_seconds"):
+        assert float(own["ada"][kind]) > 0
+    assert float(own["chloe"]["start_cpu_seconds"]) == 0  # no process was started
 
 
 def test_parallel_and_sequential_runs_give_the_same_bytes(
