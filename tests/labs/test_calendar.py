@@ -1,4 +1,4 @@
-"""The calendar of the four-day class has every core lab, enough time for each, and breaks."""
+"""The calendar of the five-day class has every core lab, enough time for each, and breaks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def days() -> list[list[tuple[int, int, str]]]:
     ]
 
 
-def test_there_are_four_days_without_gaps():
-    assert len(days()) == 4
+def test_there_are_five_days_without_gaps():
+    assert len(days()) == 5
     for day in days():
         assert all(begin < end for begin, end, _ in day)
         assert [end for _, end, _ in day[:-1]] == [begin for begin, _, _ in day[1:]]

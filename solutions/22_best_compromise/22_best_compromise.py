@@ -1,0 +1,755 @@
+# %% [markdown] id="title"
+# # 22 · The best compromise
+#
+# **What you will do.** You start from a plan that runs out of memory: **Llama 3.3 70B on 64 nodes of 4 H100**. You turn each
+# knob of a parallel plan and see what it costs, derive the three rules for combining them, write the memory and the time of
+# any plan as functions, and then write `choose`: the plan that trains a model fastest under a memory cap, on clusters that
+# you have not seen.
+#
+# You need no GPU: plans are predicted, not run, except two small ones at the end. Builds on labs 13 (memory of a step), 17
+# (bubbles) and 19 (tensor parallelism).
+#
+# The core exercises, predictions and the quiz take about 100 minutes; with the text and the demos plan 2 h. Each exercise has
+# a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
+# `lab.use_reference("name")` lets you continue without its points.
+#
+# Words: parallel plan (*plan de parallélisme*), memory cap (*plafond de mémoire*), scatter/gather (*dispersion et rassemblement*).
+
+# %% id="setup"
+import math
+import os
+
+from dlo_lib.grading import Lab
+from dlo_lib.models import LlamaConfig, model_config
+
+GIB = 2**30
+STEPS = int(os.environ.get("DLO_STEPS", 20))  # of the two small trainings near the end
+SMALL_SEQ = int(os.environ.get("DLO_SMALL_SEQ", 512))  # tokens of their sequences
+config = model_config("llama-3.3-70b")
+SEQ, BATCH = 4096, 1024  # tokens of a sequence, sequences of a step of all GPUs
+lab = Lab(globals())
+
+cluster = {
+    "gpus": 256,
+    "gpus_per_node": 4,
+    "flops": 4.2e14,  # FLOP/s that a GPU reaches in a step; the peak of an H100 is 9.9e14
+    "inside": 3.15e11,  # bytes/s that a GPU sends to others of its node in a collective
+    "between": 3.5e10,  # bytes/s of each GPU to other nodes, if all GPUs of a node send
+}
+OVERLAP = 0.8  # the part of the computation behind which data parallelism can hide
+
+
+def link(cluster: dict, stride: int, size: int) -> float:
+    """Return the bytes/s of each rank in a ring over `size` ranks that are `stride` apart.
+
+    A ring that leaves a node uses the ports of all its ranks in the node, which are neighbours.
+    """
+    if stride * size <= cluster["gpus_per_node"]:
+        return cluster["inside"]
+    together = min(max(cluster["gpus_per_node"] / stride, 1), size)
+    return min(cluster["inside"], cluster["between"] * together)
+
+
+# %% [markdown] id="why"
+# ## Why: a plan that runs out of memory
+#
+# A plan says how $n$ GPUs share a model and a batch of $B$ sequences. In this lab it is a dict of seven numbers:
+#
+# | | |
+# |---|---|
+# | `pp` | $p$, stages of the pipeline |
+# | `tp` | $t$, ranks that share each matrix, with sequence parallelism (lab 19) |
+# | `dp` | $d$, copies of the model, with different sequences. $n = p \cdot t \cdot d$ |
+# | `micro_batch` | $b$, sequences in a micro-batch. Each pipeline has $m = B / (b\,d)$ of them in a step |
+# | `chunks` | $v$, stages of a rank: 1 is 1F1B, more are interleaved 1F1B |
+# | `sharded` | whether the $d$ copies share weights, gradients and optimiser state (FSDP, lab 15) |
+# | `checkpointing` | whether a block keeps its input only, and computes the rest again |
+#
+# Ranks are numbered so that those of a tensor-parallel group are neighbours, then come the copies, then the stages.
+#
+# **Predict** what a rank needs, in GiB, with micro-batches of one sequence and checkpointing. An H100 has 77.6 GiB for
+# tensors. Llama 3.3 70B has 70.6 billion parameters, and each needs 16 bytes in training (lab 13).
+
+# %% id="predict_memory" tags=["prediction"]
+expected_memory = {
+    "dp 256": None,
+    "tp 4, dp 64": None,
+    "pp 16, dp 16": None,
+    "dp 256, sharded": None,
+}
+
+# %% id="show_memory" tags=["demo", "nbval-check-output"]
+import figures
+
+from dlo_lib.hardware import GpuNodes, gpu
+from dlo_lib.hardware import link as fabric
+from dlo_lib.labkit.predictions import compared, require_numbers
+from dlo_lib.planner import PlanRequest, rated
+
+require_numbers(expected_memory)
+nodes = GpuNodes(gpu("h100-80"), 4, fabric("ndr"), 4)
+request = PlanRequest("llama-3.3-70b", nodes, cluster["gpus"], BATCH, SEQ)
+alone = {"pp": 1, "tp": 1, "dp": 256, "micro_batch": 1, "chunks": 1, "sharded": False, "checkpointing": True}
+tried = {
+    "dp 256": alone,
+    "tp 4, dp 64": alone | {"tp": 4, "dp": 64},
+    "pp 16, dp 16": alone | {"pp": 16, "dp": 16},
+    "dp 256, sharded": alone | {"sharded": True},
+}
+needs = {name: rated(request, plan).memory / GIB for name, plan in tried.items()}
+print(compared(expected_memory, needs, "{:.0f} GiB".format))
+figures.needs(needs, request.limit / GIB)
+
+# %% [markdown] id="panel_text"
+# Data parallelism alone needs more than a dozen H100 *for each rank*. Three plans change one thing each, and only one of them
+# fits.
+#
+# ## Feel each knob
+#
+# The panel shows the memory of the largest rank and the time of a step, as the planner of this course predicts them; `dp` is
+# what is left of the 256 GPUs. Begin where it stands, and move **one** slider at a time:
+#
+# - Which knobs make the memory bar shorter? Which of them make the time bar longer, and by which part?
+# - What happens from `tp` 4 to 8, where tensor parallelism leaves the node?
+# - Make `pp` 32: which part of the time grows? Which slider makes it small again?
+# - Try to beat an MFU of 33 % below the dashed line.
+
+# %% id="show_panel" tags=["demo"]
+from dlo_lib.labkit.explore import explore
+
+
+def panel(pp=16, tp=1, micro_batch=1, chunks=1, sharded="no", checkpointing="yes"):
+    """Rate one plan of the request and draw its two bars."""
+    if 256 % (pp * tp):
+        raise ValueError(f"{pp} x {tp} does not divide 256")
+    chosen = {"pp": pp, "tp": tp, "dp": 256 // (pp * tp), "micro_batch": micro_batch, "chunks": chunks}
+    chosen |= {"sharded": sharded == "yes", "checkpointing": checkpointing == "yes"}
+    found = rated(request, chosen)
+    if found.refused:
+        raise ValueError(found.refused)
+    return figures.plan(found, chosen, request.limit / GIB)
+
+
+powers = [1, 2, 4, 8, 16, 32]
+explore(
+    panel, pp=powers, tp=powers[:4], micro_batch=powers[:4], chunks=[1, 2, 4],
+    sharded=["no", "yes"], checkpointing=["no", "yes"],
+)  # fmt: skip
+
+# %% [markdown] id="bubble_text"
+# ## 1 · Three rules for the bubble
+#
+# **Core · 12 min · ●○○**
+#
+# In 1F1B each rank waits while the pipeline fills and drains: $(p-1)$ micro-batches. As a fraction of the time in which it
+# computes, $m$ micro-batches, the bubble is $(p-1)/m$ (lab 17). Put $p$ and $m$ in terms of the plan:
+#
+# - With $p = n/(t\,d)$, what does a larger $t$ do to the bubble? What does a larger $d$ do, which also makes $m$ smaller?
+# - A larger micro-batch fills the GPU better, so that its time grows by less than its size. But $m$ becomes smaller.
+#
+# Two warnings about a text that you may find: it says in words that a larger $t$ enlarges the bubble, next to a formula that
+# says the contrary; and for $t = 1$ it prints $(n-d)\,d/B$. Trust your derivation.
+#
+# Write `bubble` and `best_micro_batch`. A step without communication takes the time of $m + p - 1$ micro-batches.
+
+# %% nbgrader={"grade_id": "bubble", "solution": true}
+def bubble(gpus: int, tp: int, dp: int, batch: int, micro_batch: int = 1) -> float:
+    """Return the bubble of 1F1B as a fraction of the time in which a rank computes."""
+    ### BEGIN SOLUTION
+    stages = gpus / (tp * dp)
+    return (stages - 1) * micro_batch * dp / batch
+    ### END SOLUTION
+
+
+def best_micro_batch(seconds: dict[int, float], pp: int, dp: int, batch: int) -> int:
+    """Return the size of a micro-batch with the fastest step.
+
+    seconds: the time of forward and backward of a micro-batch on one stage, by its size. A size is
+    possible if dp x size divides the batch.
+    """
+    ### BEGIN SOLUTION
+    possible = [size for size in seconds if batch % (dp * size) == 0]
+    return min(possible, key=lambda size: (batch // (dp * size) + pp - 1) * seconds[size])
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_bubble", "grade": true}
+lab.check("bubble")
+
+# %% [markdown] id="bubble_after"
+# Your bubble for 256 GPUs and 1,024 sequences. Left: 256 GPUs hold one model, and $t$ grows, so that the pipeline is shorter.
+# Right: $t = 1$, and $d$ grows. With $d$ copies the bubble is $b(n-d)/B$, a straight line that falls to 0; the printed formula
+# rises first.
+
+# %% id="show_bubble" tags=["demo"]
+degrees = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+by_tp = {t: bubble(256, t, 1, BATCH) for t in degrees}
+by_dp = {d: bubble(256, 1, d, BATCH) for d in degrees}
+printed = {d: (256 - d) * d / BATCH for d in degrees}
+figures.bubbles(by_tp, by_dp, printed)
+
+# %% [markdown] id="traffic_text"
+# ## 2 · What each form sends, and how often
+#
+# **Core · 12 min · ●●○**
+#
+# The bubble alone would choose $p = 1$. The traffic decides between $t$ and $p$. Count *elements that one rank sends*:
+#
+# - **Tensor parallelism**: each block has two all-reduces in forward and two in backward, each of an activation of
+#   $b \cdot s \cdot h$ elements (lab 19). A ring all-reduce of $x$ elements over $t$ ranks sends $2x(t-1)/t$ (lab 10). With
+#   sequence parallelism it is an all-gather and a reduce-scatter instead: the same number.
+# - **Pipeline**: an activation of $b \cdot s \cdot h$ elements for each cut and micro-batch, and its gradient on the way back.
+# - **Data parallelism**: an all-reduce of the gradients of the parameters that a rank owns.
+#
+# The first two happen for every micro-batch, the last once a step. `step_elements` puts this together for a plan that is not
+# sharded: an *inner* rank of the pipeline has $L/p$ of the $L$ blocks and 1 / ($p\,t$) of the parameters of all blocks; take
+# whole activations for its messages (section 3 makes them smaller), and 1 chunk.
+
+# %% nbgrader={"grade_id": "traffic", "solution": true}
+def tensor_elements(micro_batch: int, seq: int, hidden: int, tp: int, blocks: float = 1) -> float:
+    """Return what a rank sends for tensor parallelism in forward and backward of a micro-batch."""
+    ### BEGIN SOLUTION
+    return 8 * micro_batch * seq * hidden * (tp - 1) / tp * blocks
+    ### END SOLUTION
+
+
+def pipeline_elements(micro_batch: int, seq: int, hidden: int) -> float:
+    """Return what crosses one cut of a pipeline in one direction, for a micro-batch."""
+    ### BEGIN SOLUTION
+    return micro_batch * seq * hidden
+    ### END SOLUTION
+
+
+def data_elements(parameters: float, dp: int) -> float:
+    """Return what a rank sends for the all-reduce of the gradients of `parameters` parameters."""
+    ### BEGIN SOLUTION
+    return 2 * parameters * (dp - 1) / dp
+    ### END SOLUTION
+
+
+def step_elements(
+    plan: dict, hidden: int, layers: int, parameters: float, batch: int, seq: int
+) -> dict[str, float]:
+    """Return what an inner rank sends in a step, by "tensor", "pipeline" and "data".
+
+    parameters: of all blocks. A plan with one stage has no cut.
+    """
+    ### BEGIN SOLUTION
+    pp, tp, dp, b = plan["pp"], plan["tp"], plan["dp"], plan["micro_batch"]
+    micro_batches = batch // (dp * b)
+    return {
+        "tensor": micro_batches * tensor_elements(b, seq, hidden, tp, layers / pp),
+        "pipeline": 2 * micro_batches * pipeline_elements(b, seq, hidden) if pp > 1 else 0,
+        "data": data_elements(parameters / (pp * tp), dp),
+    }
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_traffic", "grade": true}
+lab.check("traffic")
+
+# %% [markdown] id="predict_links_text"
+# **Predict.** A stage of Llama 3.3 70B with 5 blocks, tensor parallelism over 4 ranks: how many times what a cut carries in
+# one direction does a rank send for it in a micro-batch? And how much faster is the link in a node than the one between
+# nodes, in this cluster?
+
+# %% id="predict_links" tags=["prediction"]
+expected_links = {"tensor / pipeline": None, "inside / between": None}
+
+# %% id="show_links" tags=["demo", "nbval-check-output"]
+require_numbers(expected_links)
+ratio = tensor_elements(1, SEQ, config.hidden, 4, 5) / pipeline_elements(1, SEQ, config.hidden)
+links = cluster["inside"] / cluster["between"]
+print(compared(expected_links, {"tensor / pipeline": ratio, "inside / between": links}))
+
+# %% [markdown] id="links_lesson"
+# That is why **rule 1** says: tensor parallelism inside a node, up to its number of GPUs; the pipeline between nodes. A rank
+# waits for its all-reduces, and it sends many times more of them. **Rule 2**: model parallelism ($t \cdot p$) only as far as the
+# model needs it to fit; data parallelism for the rest, because it communicates once a step, and $(d-1)/d$ hardly grows.
+# **Rule 3**: the best micro-batch depends on the case: try them. The figure compares the three for four plans, with your function.
+
+# %% id="show_traffic" tags=["demo"]
+of_blocks = 80 * 855_654_400  # parameters
+sample = {"micro_batch": 1, "chunks": 1, "sharded": False, "checkpointing": True}
+shapes = {"pp 64": (64, 1, 4), "pp 16, tp 4": (16, 4, 4), "pp 8, tp 8": (8, 8, 4)}
+shapes["tp 64"] = (1, 64, 4)
+sent = {}
+for name, (pp, tp, dp) in shapes.items():
+    plan = sample | {"pp": pp, "tp": tp, "dp": dp}
+    sent[name] = step_elements(plan, config.hidden, config.num_layers, of_blocks, BATCH, SEQ)
+figures.traffic(sent)
+
+# %% [markdown] id="crossing_text"
+# ## 3 · Where a cut meets tensor parallelism: scatter/gather
+#
+# **Core · 8 min · ●●○**
+#
+# After its last all-reduce, each of the $t$ ranks of a stage has the *same* activation. If each sends it to its partner in
+# the next stage, the slow link between nodes carries it $t$ times. **Scatter/gather** (Megatron-LM): each rank sends a
+# different $1/t$, and the receiving ranks gather the whole inside their node, on the fast link. In a ring all-gather over $t$ ranks
+# each rank sends all parts except one. With **sequence parallelism** an activation is cut along the sequence already: a rank
+# sends its part, and nothing needs to be gathered at the cut.
+
+# %% nbgrader={"grade_id": "crossing", "solution": true}
+def crossing(elements: int, tp: int, scatter_gather: bool) -> dict[str, float]:
+    """Return what one rank sends when an activation of `elements` elements passes a cut.
+
+    "between": to the next stage. "inside": to the ranks of its group, to gather the activation.
+    """
+    ### BEGIN SOLUTION
+    if not scatter_gather:
+        return {"between": elements, "inside": 0}
+    return {"between": elements / tp, "inside": elements * (tp - 1) / tp}
+    ### END SOLUTION
+
+
+def needs_scatter_gather(pp: int, tp: int, sequence_parallel: bool) -> bool:
+    """Return whether scatter/gather changes what a plan sends."""
+    ### BEGIN SOLUTION
+    return pp > 1 and tp > 1 and not sequence_parallel
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_crossing", "grade": true}
+lab.check("crossing")
+
+# %% [markdown] id="crossing_after"
+# Your numbers for a node of 4 ranks of Llama 3.3 70B, as milliseconds of one cut on the two links:
+
+# %% id="show_crossing" tags=["demo", "nbval-check-output"]
+for how in (False, True):
+    found = crossing(SEQ * config.hidden, 4, how)
+    slow, fast = (2e3 * found[where] / cluster[where] for where in ("between", "inside"))
+    print(f"scatter/gather {how!s:5}: {slow:.2f} ms between nodes, {fast:.2f} ms inside")
+
+# %% [markdown] id="memory_text"
+# ## 4 · The memory of a rank
+#
+# **Core · 16 min · ●●●**
+#
+# Write the memory of the first rank of the pipeline, or of its last one, in four parts. Notation: $h$ hidden, $f$ intermediate,
+# $q$ = `num_heads` × `head_dim`, $k$ = `num_kv_heads` × `head_dim`; a block has $h(2q+2k) + 3hf + 2h$ parameters, a table (embedding
+# or head; they are not tied here) `vocab_size` × $h$. A rank has at most $\ell = v\,\lceil L/(p\,v) \rceil$ blocks; the first also has the
+# embedding, the last the head (with one stage: both). It owns 1/$t$ of them.
+#
+# | part | bytes |
+# |---|---|
+# | `state` | 16 for each parameter that the rank owns; sharded: divided by $d$ |
+# | `copies` | **not sharded**: autocast makes bf16 copies, 2 bytes for each parameter of the blocks of the rank, once *for each micro-batch in flight*. With checkpointing a pipeline or tensor parallelism frees them: at most 2 blocks remain. **Sharded, pipeline**: whole parameters in bf16 and sums of gradients in fp32, 6 bytes for each that the rank owns. **Sharded, one stage**: 4 bytes each for two blocks and the larger of a block and a table, 1/$t$ of them |
+# | `waiting` | activations: a block keeps $K = ah + (4q+4k+8f)/t$ bytes a token; $a$ is $4 + 12/t$ if sharded, otherwise $16/t + 4$, for $t = 1$ $16 + 10$ (lab 13). With checkpointing it keeps its input only, $4h/t$ (sharded: $2h/t$). Times the blocks, the tokens $b \cdot s$ of a micro-batch, and the micro-batches in flight |
+# | `working` | what one micro-batch needs for a moment, the larger of two: the logits, on a rank with the head, 12 bytes (8 for $t > 1$) for each of the `vocab_size`/$t$ scores of a token; and with checkpointing the block that is computed again, $K$ a token |
+#
+# In flight on rank $r$ (from 0): without a pipeline 1, in 1F1B $\min(m, p-r)$; interleaved $\min(mv,\ (v-1)p + 2(p-r-1) + 1)/v$.
+
+# %% nbgrader={"grade_id": "memory", "solution": true}
+def rank_memory(
+    config: LlamaConfig, plan: dict, batch: int, seq: int, last: bool = False
+) -> dict[str, float]:
+    """Return the bytes of the first rank of the pipeline, or of the last one, by part.
+
+    The parts are "state", "copies", "waiting" and "working".
+    """
+    ### BEGIN SOLUTION
+    pp, tp, dp, b, v = (plan[name] for name in ("pp", "tp", "dp", "micro_batch", "chunks"))
+    h, f = config.hidden, config.intermediate
+    q, k = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    block, table = h * (2 * q + 2 * k) + 3 * h * f + 2 * h, config.vocab_size * h
+    blocks, tokens, m = v * math.ceil(config.num_layers / (pp * v)), b * seq, batch // (dp * b)
+    owned = (blocks * block + (2 if pp == 1 else 1) * table) / tp
+    rank = pp - 1 if last else 0
+    if pp == 1:
+        flight = 1
+    elif v == 1:
+        flight = min(m, pp - rank)
+    else:
+        flight = min(m * v, (v - 1) * pp + 2 * (pp - rank - 1) + 1) / v
+    sharded = plan["sharded"] and dp > 1
+    if sharded and pp > 1:
+        copies = 6 * owned
+    elif sharded:
+        copies = 4 * (2 * block + max(block, table)) / tp
+    elif plan["checkpointing"] and (pp > 1 or tp > 1):
+        copies = 2 * min(2, blocks) * block / tp
+    else:
+        copies = 2 * blocks * block / tp * flight
+    inputs = 4 + 12 / tp if sharded else 16 / tp + (4 if tp > 1 else 10)
+    kept = inputs * h + (4 * q + 4 * k + 8 * f) / tp
+    stored = (2 if sharded else 4) * h / tp if plan["checkpointing"] else kept
+    logits = (8 if tp > 1 else 12) * config.vocab_size / tp if last or pp == 1 else 0
+    again = kept if plan["checkpointing"] else 0
+    return {
+        "state": 16 * owned / (dp if sharded else 1),
+        "copies": copies,
+        "waiting": tokens * stored * blocks * flight,
+        "working": tokens * max(logits, again),
+    }
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_memory", "grade": true}
+lab.check("memory")
+
+# %% [markdown] id="memory_after"
+# Your parts for six plans of the 70B model, on the rank that needs more. The diamonds are the peaks that the planner computes moment
+# by moment. Your sum is above them where the parts do not peak together. It is below them in the pipelines of 16 stages: this head
+# costs more than a block, so the planner gives the first stages one block more. The error is at most 16 %.
+
+# %% id="show_mine" tags=["demo"]
+fitting = alone | {"pp": 4, "tp": 4, "dp": 16, "sharded": True, "checkpointing": False}
+deep = alone | {"pp": 16, "tp": 4, "dp": 4}
+shown = tried | {"pp 16, tp 4": deep, "pp 4, tp 4, sharded": fitting}
+mine = {}
+for name, plan in shown.items():
+    ends = [rank_memory(config, plan, BATCH, SEQ, last) for last in (False, True)]
+    mine[name] = max(ends, key=lambda parts: sum(parts.values()))
+peaks = {name: rated(request, plan).memory for name, plan in shown.items()}
+figures.memory(mine, peaks, request.limit)
+
+# %% [markdown] id="time_text"
+# ## 5 · The time of a step
+#
+# **Core · 16 min · ●●●**
+#
+# Now the time, in five parts. `cluster` has what you need, and `link` of the first cell gives the bytes/s of a ring.
+#
+# | part | seconds |
+# |---|---|
+# | `compute` | the FLOPs of the $B/d$ sequences of a copy, on the rank with the most blocks, which reaches `flops`. A token takes $6\,(\ell\,(M + 2sq) + V h/p)/t$ FLOPs: $M = h(2q+2k) + 3hf$ are the matrices of a block, $2sq$ its attention, $Vh$ the head, whose time the stages share. With checkpointing the forward runs twice: 4/3 of it |
+# | `tensor` | `tensor_elements` of all micro-batches and the $\ell$ blocks of a rank, 2 bytes each, over a ring of $t$ neighbours |
+# | `bubble` | the bubble of the *computing and tensor-parallel* time: $(p-1)/(m\,v)$ of it |
+# | `messages` | for each micro-batch and each of the $v$ chunks, an activation and its gradient; a rank of $t$ sends its part of 2-byte elements, to a rank that is $d\,t$ away (a ring of 2). 0 for one stage |
+# | `data` | what computation does not hide of the traffic of the copies, which are $t$ apart |
+#
+# For `data`, a rank owns $P = (\ell \cdot \text{block} + \text{table}) / t$ parameters (two tables with one stage), and $f = (d-1)/d$:
+#
+# - not sharded: $8fP$ bytes (an all-reduce in fp32); it hides behind the backward of the last micro-batch, 2/3 of its time;
+# - sharded, one stage: $8fP$ bytes *for each micro-batch* (two gathers in bf16, one reduce-scatter in fp32), behind all of them;
+# - sharded, pipeline: $6fP$ bytes once (gathered once, kept), behind one micro-batch.
+#
+# The time of a micro-batch is $(\text{compute} + \text{tensor})/m$, and `OVERLAP` of it can hide traffic. What is hidden cannot become negative.
+
+# %% nbgrader={"grade_id": "time", "solution": true}
+def step_time(
+    config: LlamaConfig, plan: dict, batch: int, seq: int, cluster: dict
+) -> dict[str, float]:
+    """Return the seconds of a step by part.
+
+    The parts are "compute", "tensor", "bubble", "messages" and "data".
+    """
+    ### BEGIN SOLUTION
+    pp, tp, dp, b, v = (plan[name] for name in ("pp", "tp", "dp", "micro_batch", "chunks"))
+    h, f, layers = config.hidden, config.intermediate, config.num_layers
+    q, k = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    matrices, table = h * (2 * q + 2 * k) + 3 * h * f, config.vocab_size * h
+    m, blocks = batch // (dp * b), v * math.ceil(layers / (pp * v))
+    flops = 6 * (blocks * (matrices + 2 * seq * q) + table / pp) / tp * seq * batch / dp
+    compute = flops / cluster["flops"] * (4 / 3 if plan["checkpointing"] else 1)
+    sent = 2 * m * tensor_elements(b, seq, h, tp, blocks)
+    tensor = sent / link(cluster, 1, tp)
+    micro = (compute + tensor) / m
+    messages = 2 * m * v * 2 * pipeline_elements(b, seq, h) / tp / link(cluster, dp * tp, 2)
+    owned = (blocks * (matrices + 2 * h) + (2 if pp == 1 else 1) * table) / tp
+    if not (plan["sharded"] and dp > 1):
+        moved, window = 8 * owned, 2 / 3 * micro
+    elif pp == 1:
+        moved, window = 8 * owned * m, m * micro
+    else:
+        moved, window = 6 * owned, micro
+    traffic = moved * (dp - 1) / dp / link(cluster, tp, dp)
+    return {
+        "compute": compute,
+        "tensor": tensor,
+        "bubble": (pp - 1) / v * micro,
+        "messages": messages if pp > 1 else 0,
+        "data": max(traffic - OVERLAP * window, 0),
+    }
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_time", "grade": true}
+lab.check("time")
+
+# %% [markdown] id="time_after"
+# Your time beside the planner's, for the same plans. The planner also counts kernels between products, tiles that do not fill
+# the GPU, and stages that are not equal. A model is good enough if it *ranks* plans as the better one does.
+
+# %% id="show_time" tags=["demo"]
+times = {name: step_time(config, plan, BATCH, SEQ, cluster) for name, plan in shown.items()}
+figures.times(times, {name: rated(request, plan).seconds for name, plan in shown.items()})
+
+# %% [markdown] id="choose_text"
+# ## 6 · The best compromise
+#
+# **Core · 20 min · ●●●**
+#
+# Write `choose`: the plan with the shortest step whose ranks need at most `cap` bytes. The checks rate your plan with the
+# planner of the course, which your code cannot use when it is graded, and compare it with the planner's fastest plan of the
+# same seven knobs, on models and clusters that you have not seen. Several plans are right: the points come in steps, by the
+# mean distance over the cases, and a plan that is faster than the planner's best earns all.
+#
+# A plan is valid if
+#
+# - $p \cdot t \cdot d$ is the number of GPUs, and $d\,b$ divides the batch;
+# - $t$ divides `num_kv_heads`, and $p \cdot v \le L$;
+# - interleaved 1F1B ($v > 1$) has a pipeline and $m \ge p$; a plan that is `sharded` has $d > 1$.
+#
+# Two hints for the search: powers of two are enough for $t$, $b$ and $v$, but stages may be any divisor of the number of GPUs; and your
+# memory is not exact, so leave a few percent free below the cap: a plan that does not fit loses its case.
+
+# %% nbgrader={"grade_id": "choose", "solution": true}
+def choose(config: LlamaConfig, cluster: dict, batch: int, seq: int, cap: float) -> dict:
+    """Return the plan with the fastest step that fits in `cap` bytes on every rank."""
+    ### BEGIN SOLUTION
+    best, least = {}, math.inf
+    for plan in candidates(config, cluster["gpus"], batch):
+        ends = [rank_memory(config, plan, batch, seq, last) for last in (False, True)]
+        if max(sum(parts.values()) for parts in ends) > 0.95 * cap:
+            continue
+        seconds = sum(step_time(config, plan, batch, seq, cluster).values())
+        if seconds < least:
+            best, least = plan, seconds
+    return best
+
+
+def candidates(config: LlamaConfig, gpus: int, batch: int):
+    """Yield the valid plans."""
+    for tp in (1, 2, 4, 8):
+        for pp in range(1, config.num_layers + 1):
+            if gpus % (pp * tp) or config.num_kv_heads % tp or batch % (gpus // (pp * tp)):
+                continue
+            dp = gpus // (pp * tp)
+            for micro_batch in (1, 2, 4, 8):
+                if batch % (dp * micro_batch):
+                    continue
+                for chunks in (1, 2, 4):
+                    if chunks > 1 and (pp == 1 or batch // (dp * micro_batch) < pp or pp * chunks > config.num_layers):
+                        continue
+                    for sharded in (False, True)[: 1 + (dp > 1)]:
+                        for checkpointing in (False, True):
+                            yield {
+                                "pp": pp, "tp": tp, "dp": dp, "micro_batch": micro_batch, "chunks": chunks,
+                                "sharded": sharded, "checkpointing": checkpointing,
+                            }  # fmt: skip
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_choose", "grade": true}
+lab.check("choose")
+
+# %% [markdown] id="choose_after"
+# ## 7 · The same with the planner
+#
+# `dlo_lib.planner` does the same with arrays: tens of thousands of candidates, and more knobs (context parallelism, ZeRO stages,
+# zero-bubble schedules). The table has your plan, its best plan of your knobs, and its best plan of all. A search at a lower
+# cap shows what memory buys.
+
+# %% id="standard" tags=["demo", "read"]
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from dlo_lib.labkit import columns
+from dlo_lib.labkit.figures import ms
+from dlo_lib.planner import search
+from dlo_lib.planner.explain import in_words
+from dlo_lib.planner.rated import in_knobs, plans_of
+
+
+def timed(function, *args):
+    began = time.perf_counter()
+    return function(*args), ms(time.perf_counter() - began)
+
+
+def line(cap, who, words, seconds, mfu, memory, took):
+    values = f"{seconds:.1f} s", f"{mfu:.1%}", f"{memory / GIB:.0f} GiB"
+    return f"{cap / GIB:.0f} GiB", who, words, *values, took
+
+
+rows = [("cap", "found by", "plan", "step", "MFU", "memory", "found in")]
+for cap in (request.limit, 60 * GIB):
+    asked = replace(request, memory_bytes=cap)
+    plan, took = timed(choose, config, cluster, BATCH, SEQ, cap)
+    own, words = rated(asked, plan), in_words(plans_of(plan, BATCH), 0)
+    rows.append(line(cap, "you", words, own.seconds, own.mfu, own.memory, took))
+    found, took = timed(search, asked)
+    same = int(np.argmax(in_knobs(found.plans)))
+    for who, row in (("planner", same), ("planner, all knobs", 0)):
+        cost = found.cost.seconds[row], found.cost.mfu[row], found.memory[row]
+        rows.append(line(cap, who, in_words(found.plans, row), *cost, took))
+print(columns(rows))
+
+# %% [markdown] id="plan_text"
+# From a terminal, the same search is one command; the cell calls its function. It also says why the obvious plans lose, and with
+# `--out` it draws the course's heat map and writes the training command and the job script of the row that you choose:
+
+# %% id="show_dlo_plan" tags=["demo", "read"]
+from dlo_lib.cli.plan import plan as dlo_plan
+
+# $ dlo plan --model llama-3.3-70b --gpus 256 --batch 1024 --site jean-zay-h100 --rows 3
+dlo_plan(model="llama-3.3-70b", gpus=256, batch=1024, site="jean-zay-h100", rows=3)
+
+# %% [markdown] id="configs_text"
+# ## 8 · The plan in the words of Megatron-LM and torchtitan
+#
+# **Core · 8 min · ●●○**
+#
+# Write the plan as what two trainers read: the arguments of Megatron-LM (Megatron Core 0.13, `arguments.py`) and the options of
+# torchtitan (`job_config.py` of 2025). Both find $d$ by division; they count micro-batches in different ways.
+#
+# | Megatron-LM | |
+# |---|---|
+# | `--tensor-model-parallel-size`, `--pipeline-model-parallel-size` | $t$, $p$ |
+# | `--num-layers-per-virtual-pipeline-stage` | only if $v > 1$: blocks of one *chunk*, $L/(p\,v)$ |
+# | `--micro-batch-size`, `--global-batch-size` | $b$, and $B$ of *all* copies |
+# | `--sequence-parallel` | True; only if $t > 1$ |
+# | `--use-torch-fsdp2` | True; sharded *without* a pipeline: its help says that it does not work with one |
+# | `--use-distributed-optimizer` | True; sharded with a pipeline: the nearest that exists (ZeRO 1) |
+# | `--recompute-granularity` | `"full"` with checkpointing, with `--recompute-method` `"uniform"` and `--recompute-num-layers` 1 |
+#
+# | torchtitan | |
+# |---|---|
+# | `parallelism.tensor_parallel_degree`, `parallelism.pipeline_parallel_degree` | $t$, $p$ |
+# | `parallelism.data_parallel_shard_degree`, `parallelism.data_parallel_replicate_degree` | $d$ and 1 if sharded, otherwise 1 and $d$ |
+# | `parallelism.pipeline_parallel_schedule` | with a pipeline: `"1F1B"`, or `"Interleaved1F1B"` for $v > 1$ |
+# | `parallelism.pipeline_parallel_microbatch_size` | with a pipeline: $b$ |
+# | `training.local_batch_size` | the sequences of *one forward call of a copy*: with a pipeline all of its step, $m\,b$; without, $b$, and it accumulates |
+# | `training.global_batch_size`, `training.seq_len` | $B$, $s$ |
+# | `activation_checkpoint.mode` | `"full"` or `"none"` |
+#
+# An argument that does not apply is absent.
+
+# %% nbgrader={"grade_id": "configs", "solution": true}
+def megatron_arguments(plan: dict, config: LlamaConfig, batch: int) -> dict[str, int | bool | str]:
+    """Return the arguments of Megatron-LM by name."""
+    ### BEGIN SOLUTION
+    pp, tp, v = plan["pp"], plan["tp"], plan["chunks"]
+    found = {
+        "--tensor-model-parallel-size": tp,
+        "--pipeline-model-parallel-size": pp,
+        "--micro-batch-size": plan["micro_batch"],
+        "--global-batch-size": batch,
+    }
+    if v > 1:
+        found["--num-layers-per-virtual-pipeline-stage"] = config.num_layers // (pp * v)
+    if tp > 1:
+        found["--sequence-parallel"] = True
+    if plan["sharded"]:
+        found["--use-distributed-optimizer" if pp > 1 else "--use-torch-fsdp2"] = True
+    if plan["checkpointing"]:
+        found |= {"--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": 1}
+    return found
+    ### END SOLUTION
+
+
+def torchtitan_options(plan: dict, batch: int, seq: int) -> dict[str, int | str]:
+    """Return the options of torchtitan by section and name."""
+    ### BEGIN SOLUTION
+    dp, b, pipelined = plan["dp"], plan["micro_batch"], plan["pp"] > 1
+    found = {
+        "training.local_batch_size": batch // dp if pipelined else b,
+        "training.global_batch_size": batch,
+        "training.seq_len": seq,
+        "parallelism.data_parallel_shard_degree": dp if plan["sharded"] else 1,
+        "parallelism.data_parallel_replicate_degree": 1 if plan["sharded"] else dp,
+        "parallelism.tensor_parallel_degree": plan["tp"],
+        "parallelism.pipeline_parallel_degree": plan["pp"],
+        "activation_checkpoint.mode": "full" if plan["checkpointing"] else "none",
+    }
+    if pipelined:
+        found["parallelism.pipeline_parallel_schedule"] = "Interleaved1F1B" if plan["chunks"] > 1 else "1F1B"
+        found["parallelism.pipeline_parallel_microbatch_size"] = b
+    return found
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "test_configs", "grade": true}
+lab.check("configs")
+
+# %% id="show_configs" tags=["demo"]
+chosen = choose(config, cluster, BATCH, SEQ, request.limit)
+arguments = megatron_arguments(chosen, config, BATCH)
+print("pretrain_gpt.py", *(f"{name} {value}" for name, value in arguments.items()))
+section = ""
+for name, value in sorted(torchtitan_options(chosen, BATCH, SEQ).items()):
+    if section != (section := name.partition(".")[0]):
+        print(f"[{section}]")
+    print(f"{name.partition('.')[2]} = {value!r}".replace("'", '"'))
+
+# %% [markdown] id="configs_lesson"
+# torchtitan refuses a plan of several copies that are *not* sharded together with tensor parallelism or a pipeline ("DDP has not
+# supported > 1D parallelism"): there, shard. Megatron-LM shards a pipeline's optimiser only, so its memory lies between
+# the two plans of this lab. A plan on paper and what a trainer offers are two things: read the options first.
+
+# %% [markdown] id="scale_text"
+# ## 9 · At scale, and here: two plans, predicted and measured
+#
+# `cluster.submit` sends a plan to SLURM, or runs it on this machine where there is none. The cell shows the request for the 70B
+# model, and runs two plans of a small model with two processes and the same 8 sequences a step: two copies, and a pipeline of
+# two stages with 4 micro-batches. **Predict** how many times longer a step of the pipeline takes if only your bubble counts.
+
+# %% id="predict_scale" tags=["prediction"]
+expected_scale = {"pipeline / copies": None}
+
+# %% id="run_at_scale" tags=["demo"]
+from dlo_lib import cluster as slurm
+from dlo_lib.labkit import at_scale
+
+require_numbers(expected_scale)
+large = ["--model", "llama-3.3-70b", "--seq", str(SEQ), "--parallel", "fsdp", "--pp", "4", "--tp", "4", "--precision", "bf16"]
+script = slurm.submit("dlo_lib.train", [*large, "--steps", "100"], gpus=256, site="jean-zay-h100", account="abc", dry_run=True)
+print("For SLURM, on 256 GPUs:", at_scale.directives(script), sep="\n")
+
+little = ["--model", "tiny", "--seq", str(SMALL_SEQ), "--steps", str(STEPS), "--log-every", "1"]
+forms = {
+    "copies": ["--parallel", "ddp", "--batch", "1", "--accumulation", "4"],
+    "pipeline": ["--parallel", "pp", "--schedule", "1f1b", "--micro-batches", "4", "--batch", "2"],
+}
+measured = {}
+for name, flags in forms.items():
+    job = slurm.submit("dlo_lib.train", [*little, *flags], gpus=2).wait()
+    rates = [line.tokens_per_second for line in job.metrics()][1:]
+    measured[name] = 8 * SMALL_SEQ / max(rates)
+    print(f"{name}: {1e3 * measured[name]:.1f} ms a step")
+found = {"pipeline / copies": measured["pipeline"] / measured["copies"]}
+print(f"by your bubble: {(1 + bubble(2, 1, 1, 8, 2)) / (1 + bubble(2, 1, 2, 8, 1)):.2f}")
+print(compared(expected_scale, found, "{:.2f}".format))
+
+# %% [markdown] id="scale_lesson"
+# The bubble alone gives 1.25. What is measured also has what your formula leaves out: stages that are not equal (the head is on the
+# last one), messages that take as long as the small products, and other programs on the cores. On GPUs, with large models, these become
+# small; that is why the planner is calibrated on published runs, and gives an interval with each time.
+
+# %% [markdown] id="quiz_text"
+# ## 10 · Quiz
+#
+# **Core · 5 min · ●○○**
+
+# %% id="show_quiz" tags=["demo"]
+lab.quiz()
+
+# %% nbgrader={"grade_id": "quiz", "solution": true}
+### BEGIN SOLUTION: quiz = {"q1": "", "q2": "", "q3": "", "q4": "", "q5": ""}
+quiz = {"q1": "b", "q2": "c", "q3": "a", "q4": "d", "q5": "b"}
+### END SOLUTION
+
+# %% nbgrader={"grade_id": "test_quiz", "grade": true}
+lab.check("quiz")
+
+# %% [markdown] id="further"
+# ## Go further
+#
+# - Which of your plans changes if `cluster["between"]` is 8 times larger? At which rate does `tp` 8 become better than `tp` 4?
+# - Halve the batch again and again. From which batch on does the pipeline lose to sharding?
+# - Add context parallelism as an eighth knob (lab 20): it divides the tokens of a rank, and sends keys and values around a ring.
+# - `dlo plan --gpus 256 --memory 60 --out plan` writes the files of a plan. Read `job.sh` and `why_others_lose`.
+#
+# **What comes next.** Lab 23 asks the question before this one: which size of model, and how many tokens, for a given budget.
+#
+# ## References
+#
+# - D. Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM* (2021), [arXiv:2104.04473](https://arxiv.org/abs/2104.04473): the three rules (section 3), scatter/gather (section 4.1)
+# - V. Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models* (2022), [arXiv:2205.05198](https://arxiv.org/abs/2205.05198)
+# - W. Liang et al., *TorchTitan: One-stop PyTorch native solution for production ready LLM pre-training* (2024), [arXiv:2410.06511](https://arxiv.org/abs/2410.06511)
+# - A. Chowdhery et al., *PaLM: Scaling Language Modeling with Pathways* (2022), [arXiv:2204.02311](https://arxiv.org/abs/2204.02311): MFU, appendix B
+# - The course this lab follows: IDRIS, *Deep Learning Optimisé – Jean Zay* (DLO-JZ), day 4
