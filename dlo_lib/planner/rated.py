@@ -31,7 +31,7 @@ class Rated:
     """What a plan costs.
 
     Attributes:
-        refused: why the plan is not valid, or "". Then the other attributes are 0 or None.
+        refused: why the plan is not valid, or "". If it is refused, the other attributes are 0 or None.
         seconds: of a step.
         mfu: the model FLOPs of the step, as a part of the peak of all GPUs.
         memory: the peak of the rank that needs the most, bytes.
