@@ -85,8 +85,9 @@ def megatron_arguments(found: Found, row: int = 0) -> list[str]:
     words = [word for name, value in values.items() for word in (name, str(value))]
     words += ["--swiglu", "--group-query-attention", "--bf16"]
     words += ["--sequence-parallel"] * bool(p.sequence_parallel[row])
-    words += ["--use-distributed-optimizer"] * (0 < int(p.stage[row]) < 3)
-    words += ["--use-torch-fsdp2"] * (int(p.stage[row]) == 3)
+    # Its FSDP2 refuses a pipeline: the nearest there is to distribute the states.
+    fsdp = int(p.stage[row]) == 3 and p.pp[row] == 1
+    words += ["--use-torch-fsdp2"] if fsdp else ["--use-distributed-optimizer"] * (int(p.stage[row]) > 0)
     if p.checkpointing[row] == Checkpointing.FULL:
         full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
         words += full.split()
@@ -98,9 +99,11 @@ def torchtitan_config(found: Found, row: int = 0) -> str:
     p, request = found.plans, found.request
     schedule = SCHEDULES[p.schedule[row]].value
     mode = "full" if p.checkpointing[row] == Checkpointing.FULL else "none"
+    # Without a pipeline, it runs local_batch_size in one forward, and accumulates up to global_batch_size.
+    local = p.micro_batch[row] * (p.micro_batches[row] if p.pp[row] > 1 else 1)
     lines = [
         "[training]",
-        f"local_batch_size = {int(p.micro_batch[row] * p.micro_batches[row])}",
+        f"local_batch_size = {int(local)}",
         f"global_batch_size = {request.batch}",
         f"seq_len = {request.seq}",
         "",

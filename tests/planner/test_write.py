@@ -1,0 +1,43 @@
+"""A chosen plan as a configuration of other software."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dlo_lib.hardware import GpuNodes, gpu, link
+from dlo_lib.planner import LIBRARY, ModelSizes, PlanRequest, Plans, step_cost
+from dlo_lib.planner.search import Found
+from dlo_lib.planner.write import megatron_arguments, torchtitan_config
+
+NODES = GpuNodes(gpu("h100-80"), 4, link("ndr"), 4)
+
+
+@pytest.fixture
+def found():
+    """One plan with a pipeline, one without, both with whole parameters in shards and four micro-batches."""
+    plans = Plans.of(pp=[2, 1], dp_shard=[4, 8], stage=3, micro_batch=2, micro_batches=[4, 2])
+    request = PlanRequest("llama-3.1-8b", NODES, 8, 32, 4096)
+    cost = step_cost(ModelSizes.of("llama-3.1-8b"), plans, 4096, NODES, LIBRARY)
+    return Found(request, LIBRARY, plans, np.zeros(2), cost, 2)
+
+
+def test_torchtitan_runs_its_local_batch_in_one_forward_except_in_a_pipeline(found):
+    piped, plain = (tomllib.loads(torchtitan_config(found, row)) for row in (0, 1))
+    assert piped["training"]["local_batch_size"] == 8
+    assert piped["parallelism"]["pipeline_parallel_microbatch_size"] == 2
+    assert plain["training"]["local_batch_size"] == 2
+    assert plain["training"]["global_batch_size"] == 32
+
+
+def test_megatron_has_no_fsdp2_in_a_pipeline(found):
+    piped, plain = (megatron_arguments(found, row) for row in (0, 1))
+    assert "--use-torch-fsdp2" not in piped
+    assert "--use-distributed-optimizer" in piped
+    assert "--use-torch-fsdp2" in plain
+    assert "--use-distributed-optimizer" not in plain
+    whole = replace(found, plans=replace(found.plans, stage=np.zeros(2, int)))
+    assert "--use-distributed-optimizer" not in megatron_arguments(whole, 0)
