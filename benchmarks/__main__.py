@@ -43,8 +43,13 @@ def run(
         int | None,
         typer.Option(help="the number of pairs; the default depends on the benchmark", min=1),
     ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="planner: predicted against measured steps of this machine")
+    ] = False,
 ) -> None:
     """Measure ours and the peer alternately, and print the ratios ours / peer with their quartiles."""
+    if measure:
+        name = f"{name}_measured"
     if name not in names():
         raise unknown_name("benchmark", name, names())
     module = importlib.import_module(f"benchmarks.{name}")

@@ -14,6 +14,8 @@
 - ``heat_map``: MFU and memory of the best plan by model and nodes
 - ``laws``: scaling laws of Kaplan, Hestness and Chinchilla, with bootstrap intervals
 - ``write``: the files of a chosen plan: TOML, command, configurations of Megatron-LM and torchtitan
+- ``machine``: the time of a step on the CPU cores of a machine, with its constants
+- ``measure``: measures these constants, and steps of plans
 - ``parity``: the trainer of another project against one process
 
 The room imports ``hardware``, ``launch``, ``models``, ``optim``, ``parallel`` and ``profiling``.

@@ -80,10 +80,15 @@ def step_cost(
     Raises:
         UserError: the GPU has no peak for ``dtype``.
     """
-    return _Step(sizes, plans, seq, nodes, stack, dtype).cost()
+    return StepParts(sizes, plans, seq, nodes, stack, dtype).cost()
 
 
-class _Step:
+class StepParts:
+    """The parts of a step, each a method; ``machine`` has others for a CPU."""
+
+    word: float = 2
+    """The bytes of an element of an activation or a parameter on the wire."""
+
     def __init__(
         self, sizes: ModelSizes, plans: Plans, seq: int, nodes: GpuNodes, stack: Stack, dtype: str
     ) -> None:
@@ -169,7 +174,7 @@ class _Step:
         """Seconds of the two all-reduces of a block in one pass, or of their halves with sequence
         parallelism: 8 b s h (t - 1) / t elements in forward and backward together."""
         t, ones = self.p.tp, np.ones(len(self.p))
-        return 2 * self.collective(2 * (t - 1) / t * self.tokens * self.z.hidden * 2, ones, t)
+        return 2 * self.collective(2 * (t - 1) / t * self.tokens * self.z.hidden * self.word, ones, t)
 
     def context(self, attention: Array) -> Array:
         """Seconds of a block that the exchange over cp adds, (2, plans). A ring hides behind attention."""
@@ -184,7 +189,7 @@ class _Step:
     def experts(self) -> Array:
         """Seconds of the two all-to-alls of a block in one pass."""
         p = self.p
-        sent = 2 * self.tokens * self.z.hidden * self.z.top_k * (p.ep - 1) / p.ep
+        sent = self.word * self.tokens * self.z.hidden * self.z.top_k * (p.ep - 1) / p.ep
         return 2 * self.collective(sent, p.tp, p.ep)
 
     def head(self) -> Array:
@@ -235,7 +240,13 @@ class _Step:
         sharded = np.maximum(traffic - window, 0) + 0.02 * traffic
         return np.where(p.stage == 3, sharded, hidden + gather)
 
+    def optimiser(self, owned: Array) -> Array:
+        """Seconds of AdamW on the parameters of a rank, ``owned``, which stage 1 divides over all ranks."""
+        p = self.p
+        return owned / np.where(p.stage >= 1, p.dp_shard * p.cp, 1) * 28 / self.rate
+
     def cost(self) -> StepCost:
+        """Return the time of a step by part."""
         z, p, m = self.z, self.p, self.p.micro_batches
         linears, attention, small = self.linears(), self.attention(), self.elementwise()
         tensor, context, experts = self.tensor(), self.context(attention), self.experts()
@@ -262,7 +273,6 @@ class _Step:
         inputs = blocks * (block + again) + sends - forward - gradients
         owned = (z.layers * z.block_parameters + z.expert_parameters * z.layers / p.ep) / p.tp / p.pp
         owned = owned + z.table / p.tp * np.where((p.pp > 1) | z.tied, 1, 2)
-        state = owned / np.where(p.stage >= 1, p.dp_shard * p.cp, 1)
         per_step = m * blocks
         parts = {
             "matrix products": per_step * linears.sum(0),
@@ -276,7 +286,7 @@ class _Step:
             "vocabulary head and loss": m * at_head,
             "pipeline bubble": bubble(p, forward, inputs, gradients),
             "data parallelism": self.data(owned, forward, inputs + gradients),
-            "optimiser": state * 28 / self.rate,
+            "optimiser": self.optimiser(owned),
         }
         tokens = self.seq * p.micro_batch * m * p.copies
         flops = z.flops(1.0, self.seq) * tokens
