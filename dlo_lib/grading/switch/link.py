@@ -228,8 +228,9 @@ class Link:
                 del self._pending[head["done"]]
                 self._reading = False
                 self._changed.notify_all()
-            for future in pending.futures:
-                future.set_result(None)
+            if pending.futures:
+                # A callback may wait for a call that it starts, and this thread may be the one that reads.
+                threading.Thread(target=_set_results, args=(pending.futures,), daemon=True).start()
         except OSError:
             with self._changed:
                 self._broken, self._reading = self._hung_up(), False
@@ -312,6 +313,11 @@ class SwitchWork(dist.Work):
             # before and reports the wait to the switch.
             torch.autograd.Variable._execution_engine.queue_callback(self.synchronize)
         return self._link.future(self._calls[-1], self._value)
+
+
+def _set_results(futures: Sequence[torch.futures.Future]) -> None:
+    for future in futures:
+        future.set_result(None)
 
 
 def _in_backward() -> bool:

@@ -222,11 +222,14 @@ def asynchronous() -> list[Any]:
         work.wait()
     other = mine(2)
     later = dist.all_reduce(other, async_op=True).get_future().then(lambda done: done.value()[0] * 2)
+    first = dist.all_reduce(mine(2), async_op=True).get_future()
+    twice = first.then(lambda done: dist.all_reduce(done.value()[0], async_op=True).get_future().wait()[0])
+    nested = twice.wait()  # before another call: its order among the ranks would be open
     polled = mine(2)
     polling = dist.all_reduce(polled, async_op=True)
     while not polling.is_completed():
         pass
-    return [tensors, later.wait(), polled]
+    return [tensors, later.wait(), nested, polled]
 
 
 def functional_collectives() -> list[Any]:
