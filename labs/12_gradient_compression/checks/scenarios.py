@@ -1,0 +1,97 @@
+"""What runs beside the student's code. No expected value is here."""
+
+from __future__ import annotations
+
+from dlo_lib.grading.checks.contract import scenario
+
+
+@scenario
+def sparse_means(student, rank, world, cases):
+    """The mean of each case: values, positions and size."""
+    return [student.sparse_mean(values, positions, size) for values, positions, size in cases]
+
+
+@scenario
+def fed(student, xs, compress):
+    """What is sent for each tensor, and the tensors after the calls."""
+    feedback = student.ErrorFeedback(compress)
+    return [[feedback(x) for x in xs], xs]
+
+
+@scenario
+def fed_by_turns(student, xs, compress, other):
+    """Two objects, which get the tensors by turns: what is sent for each tensor."""
+    both = student.ErrorFeedback(compress), student.ErrorFeedback(other)
+    return [both[number % 2](x) for number, x in enumerate(xs)]
+
+
+@scenario
+def fed_and_saved(student, xs, share):
+    """What is sent for each tensor, and the state at the end."""
+    feedback = student.ErrorFeedback(lambda x: share * x)
+    return [[feedback(x) for x in xs], feedback.state_dict()]
+
+
+@scenario
+def fed_again(student, xs, share, state):
+    """What is sent for each tensor by an object that continues from a state."""
+    feedback = student.ErrorFeedback(lambda x: share * x)
+    feedback.load_state_dict(state)
+    return [feedback(x) for x in xs]
+
+
+@scenario
+def one_bit_means(student, rank, world, xs):
+    """The mean of each tensor."""
+    mean = student.OneBitMean()
+    return [mean(x) for x in xs]
+
+
+@scenario
+def low_rank_means(student, rank, world, q, gradients):
+    """The mean of each gradient."""
+    step = student.PowerSGD(q)
+    return [step(gradient).clone() for gradient in gradients]
+
+
+@scenario
+def low_rank_arguments(student, rank, world, q, gradients):
+    """The mean of each gradient, and the arguments after the calls."""
+    step = student.PowerSGD(q)
+    means = [step(gradient).clone() for gradient in gradients]
+    return [means, [q, *gradients]]
+
+
+@scenario
+def low_rank_saved(student, rank, world, q, gradients):
+    """The mean of each gradient, and the state at the end."""
+    step = student.PowerSGD(q)
+    return [[step(gradient).clone() for gradient in gradients], step.state_dict()]
+
+
+@scenario
+def low_rank_again(student, rank, world, q, gradients, state):
+    """The mean of each gradient by an object that continues from a state."""
+    step = student.PowerSGD(q)
+    step.load_state_dict(state)
+    return [step(gradient).clone() for gradient in gradients]
+
+
+@scenario
+def adam_steps(student, rank, world, x, gradients, lr, betas, eps, warmup):
+    """The parameters after each step."""
+    adam = student.OneBitAdam(x, lr, betas, eps, warmup)
+    found = []
+    for gradient in gradients:
+        adam.step(gradient)
+        found.append(x.clone())
+    return found
+
+
+@scenario
+def adam_arguments(student, rank, world, x, gradients, lr, betas, eps, warmup):
+    """The parameters after the last step, and the gradients after the calls."""
+    adam = student.OneBitAdam(x, lr, betas, eps, warmup)
+    for gradient in gradients:
+        adam.step(gradient)
+    return [x, gradients]

@@ -1,0 +1,323 @@
+"""The visible checks of bytes, of the largest elements, of error feedback and of one bit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.contract import Kind, Run, check
+from dlo_lib.labkit.compare import every_rank, same, wrong_if
+from dlo_lib.labkit.traffic import uses_what_arrives
+
+from . import scenarios, twins
+
+# -- 1 · bytes
+
+
+def same_bytes(student, t, scheme: str, message: str, known: dict[str, float] | None = None) -> None:
+    """The bytes of a layer on three drawn numbers of ranks. ``known``: a mistake and its factor."""
+    for ranks in (2, t.integer(3, 9), t.integer(10, 99)):
+        rows, columns, kept = 8 * t.integer(3, 40), 8 * t.integer(41, 90), t.integer(2, 7)
+        got = t.number(student.sent_bytes(scheme, rows, columns, ranks, kept), "sent_bytes(...)")
+        want = twins.bytes_by_messages(scheme, rows, columns, ranks, kept)
+        where = {"scheme": scheme, "ranks": ranks, "rows": rows, "columns": columns, "kept": kept}
+        call = '"{scheme}" for {rows} × {columns} on {ranks} ranks, kept = {kept}: '
+        mistakes = {call + words: want * factor for words, factor in (known or {}).items()}
+        mistakes[call + "that is one half of what is sent"] = want / 2
+        wrong_if(t, got, want, mistakes, atol=0.0, **where)
+        good = abs(got - want) <= 1e-6 * want
+        t.that(
+            bool(good), call + "{got:.1f} bytes, expected {want:.1f}. " + message, got=got, want=want, **where
+        )
+
+
+@check("bytes", points=1)
+def check_exact_bytes(student, t):
+    "fp32 and fp16: one all-reduce"
+    for scheme in ("fp32", "fp16"):
+        same_bytes(student, t, scheme, "An all-reduce sends 2 (N - 1) / N of its bytes")
+
+
+@check("bytes", points=1)
+def check_topk_bytes(student, t):
+    "Top-k: values and positions of each rank travel to all others"
+    message = "Each rank sends its own `kept` pairs of 4 + 8 bytes N - 1 times"
+    without = {"the positions travel too, 8 bytes each": 4 / 12, "a position is an int64, 8 bytes": 8 / 12}
+    same_bytes(student, t, "top-k", message, without)
+
+
+@check("bytes", points=1)
+def check_onebit_bytes(student, t):
+    "One bit: two exchanges, with their scales"
+    message = "Each exchange sends (N - 1) / N of elements / 8 bytes, and a scale of 4 bytes N - 1 times"
+    same_bytes(student, t, "one-bit", message)
+
+
+@check("bytes", points=1)
+def check_low_rank_bytes(student, t):
+    "Low rank: two factors, each in an all-reduce"
+    same_bytes(student, t, "low-rank", "The factors have kept × rows and kept × columns numbers of 4 bytes")
+
+
+# -- 2 · top-k
+
+
+@check("topk", points=1)
+def check_largest(student, t):
+    "The largest magnitudes, with their signs and positions"
+    for dtype in (torch.float32, torch.float64):
+        size = t.integer(12, 40)
+        x, k = t.normal(size, dtype=dtype), t.integer(3, 9)
+        values, positions = t.items(student.largest(x.clone(), k), 2, "the pair that `largest` returns")
+        positions = t.tensor(positions, "the positions", dtype=torch.int64, shape=(k,))
+        values = t.tensor(values, "the values", dtype=dtype, shape=(k,))
+        best = sorted(range(size), key=lambda place: -abs(float(x[place])))[:k]
+        highest = sorted(range(size), key=lambda place: -float(x[place]))[:k]
+        found = sorted(positions.tolist())
+        message = "these are the largest elements, not those of the largest magnitude: take |x| to choose"
+        t.that(sorted(best) == sorted(highest) or found != sorted(highest), message)
+        message = "the positions are {found}, those of the largest magnitudes are {best}"
+        t.that(found == sorted(best), message, found=found, best=sorted(best))
+        message = "the values are magnitudes: return the elements with their signs"
+        t.that(not torch.equal(values, x[positions].abs()) or bool((x[positions] >= 0).all()), message)
+        t.close(values, x[positions], "the values at the positions")
+
+
+def drawn_pairs(t, world: int, size: int, k: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """Pairs of each rank; all ranks share one position."""
+    shared = t.integer(0, size - 1)
+    pairs = []
+    for _ in range(world):
+        others = [place for place in t.shuffled(range(size)) if place != shared][: k - 1]
+        pairs.append((t.normal(k, dtype=dtype), torch.tensor(t.shuffled([shared, *others]))))
+    return pairs
+
+
+def sparse_run(student, t, world: int, cases: list[tuple[int, int, torch.dtype]]) -> Run:
+    """A run with right means; a case is size, k and dtype."""
+    drawn = [drawn_pairs(t, world, *case) for case in cases]
+    inputs = [
+        {"cases": [(*pairs[rank], case[0]) for pairs, case in zip(drawn, cases)]} for rank in range(world)
+    ]
+    run = student.ranks(scenarios.sparse_means, inputs)
+    want = [twins.mean_of_pairs(pairs, case[0]) for pairs, case in zip(drawn, cases)]
+    replaced = [last_wins(pairs, case[0]) for pairs, case in zip(drawn, cases)]
+    mistakes = {
+        "rank {rank} of {world} returns the sum: divide by the number of ranks": [
+            [world * one for one in want]
+        ]
+        * world,
+        "where several ranks chose one position, only one of their values counts: add them": [replaced]
+        * world,
+        "rank {rank} of {world} returns its own elements: gather those of all ranks": [
+            [twins.mean_of_pairs([pairs[rank]], case[0]) for pairs, case in zip(drawn, cases)]
+            for rank in range(world)
+        ],
+    }
+    every_rank(t, run, [want] * world, "mean {i} on rank {rank} of {world}", mistakes=mistakes)
+    return run
+
+
+def last_wins(pairs: list[tuple[Tensor, Tensor]], size: int) -> Tensor:
+    """The mean of pairs of which a later one replaces an earlier one."""
+    total = torch.zeros(size, dtype=pairs[0][0].dtype)
+    for values, positions in pairs:
+        total[positions] = values
+    return total / len(pairs)
+
+
+@check("topk", points=1, seconds=20)
+def check_sparse_mean(student, t):
+    "The mean of the pairs of all ranks, in their dtype"
+    for world in (1, t.integer(3, 4)):
+        cases = [(t.integer(12, 30), t.integer(3, 6), dtype) for dtype in (torch.float32, torch.float64)]
+        sparse_run(student, t, world, cases)
+
+
+def sends_at_most(t, run: Run, most: float, message: str) -> None:
+    """No rank sends more bytes than ``most``, whatever collectives it calls."""
+    for rank in range(run.world):
+        got = run.ring_bytes(rank)
+        kinds = ", ".join(sorted({call.kind.value for call in run.calls(rank)})) or "no call"
+        where = {"rank": rank, "world": run.world, "got": got, "most": most, "kinds": kinds}
+        t.that(
+            bool(got <= most + 1e-6),
+            "rank {rank} of {world} sends {got:.0f} bytes ({kinds}), {most:.0f} are enough: " + message,
+            **where,
+        )
+
+
+@check("topk", points=2, seconds=20)
+def check_sparse_traffic(student, t):
+    "Only the pairs travel, 12 bytes for each, N - 1 times"
+    world, k = t.integer(3, 4), t.integer(3, 6)
+    run = sparse_run(student, t, world, [(t.integer(300, 400), k, torch.float32)])
+    sends_at_most(t, run, 12 * k * (world - 1), "gather the values and the positions, not the whole tensors")
+    uses_what_arrives(
+        t, run, Kind.ALL_GATHER if run.calls(0, Kind.ALL_GATHER) else None, t.integer(0, world - 1)
+    )
+
+
+# -- 3 · error feedback
+
+
+class Compression:
+    """A compression that the student's process cannot know: another share of each element in each call.
+
+    It keeps what arrives and what it returns.
+    """
+
+    def __init__(self, t, size: int, calls: int) -> None:
+        self.shares = [torch.tensor([t.uniform(0, 1) for _ in range(size)]) for _ in range(calls)]
+        self.arrived: list[Tensor] = []
+        self.sent: list[Tensor] = []
+        self.asked = t.asked(self.compress, calls=calls, too_many="call `compress` once for each tensor")
+
+    def compress(self, x: Tensor) -> Tensor:
+        self.arrived.append(x.clone())
+        self.sent.append(self.shares[len(self.sent)] * x)
+        return self.sent[-1]
+
+
+def follows(t, what: Compression, xs: list[Tensor], got: list, whose: str = "") -> None:
+    """What arrives at the compression is all of ``xs`` that is not sent yet; ``got`` is what it returned."""
+    t.that(len(what.arrived) == len(xs), "`compress` should be called once for each tensor" + whose)
+    for step, x in enumerate(xs):
+        want = sum(xs[: step + 1]) - sum(what.sent[:step])
+        mistakes = {"in call {step} the error of the call before is missing: add it to x" + whose: x}
+        if step:
+            mistakes["in call {step} x is not added: compress x + e" + whose] = want - x
+            mistakes["the error is subtracted: add what was left out" + whose] = 2 * x - want
+            only_last = x + xs[step - 1] - what.sent[step - 1]
+            mistakes["the error is x - sent, and so loses older errors: it is (x + e) - sent" + whose] = (
+                only_last
+            )
+        arrived = t.tensor(what.arrived[step], "what is compressed", shape=tuple(x.shape))
+        wrong_if(t, arrived, want, mistakes, rtol=1e-5, atol=1e-6, step=step)
+        t.close(arrived, want, "what call {step} compresses" + whose, rtol=1e-5, atol=1e-6, step=step)
+        t.close(
+            got[step], what.sent[step], "the result of call {step}" + whose, rtol=1e-5, atol=1e-6, step=step
+        )
+
+
+@check("feedback", points=2)
+def check_feedback(student, t):
+    "What is left out is added to the next tensor, for any compression"
+    size, calls = t.integer(4, 9), t.integer(4, 6)
+    xs, what = [t.normal(size) for _ in range(calls)], Compression(t, size, calls)
+    got, _ = t.items(
+        student.run(scenarios.fed, xs=[x.clone() for x in xs], compress=what.asked), 2, "the results"
+    )
+    follows(t, what, xs, t.items(got, calls, "what is sent"))
+
+
+@check("feedback", points=1)
+def check_feedback_argument(student, t):
+    "The argument stays unchanged"
+    size = t.integer(4, 9)
+    xs, what = [t.normal(size) for _ in range(3)], Compression(t, size, 3)
+    _, after = t.items(
+        student.run(scenarios.fed, xs=[x.clone() for x in xs], compress=what.asked), 2, "the results"
+    )
+    moved = len(what.arrived) == 3 and not torch.equal(what.arrived[1], xs[1])
+    t.that(moved, "not tested yet: no error is added, see the first check")
+    same(t, after, xs, "argument {i} after the calls", rtol=0, atol=0)
+
+
+@check("feedback", points=1)
+def check_feedback_objects(student, t):
+    "Each object has its own error"
+    size, calls = t.integer(4, 9), 6
+    xs = [t.normal(size) for _ in range(calls)]
+    both = Compression(t, size, 3), Compression(t, size, 3)
+    inputs = {"xs": [x.clone() for x in xs], "compress": both[0].asked, "other": both[1].asked}
+    got = t.items(student.run(scenarios.fed_by_turns, **inputs), calls, "what is sent")
+    for number, what in enumerate(both):
+        follows(
+            t, what, xs[number::2], got[number::2], ". Two objects are used by turns: each has its own error"
+        )
+
+
+@check("feedback", points=1, seconds=20)
+def check_feedback_resumed(student, t):
+    "A resumed run continues: the error is in state_dict"
+    share, xs = t.uniform(0.2, 0.8), [t.normal(t.integer(5, 5)) for _ in range(5)]
+    stop = t.integer(2, 3)
+    before, state = t.items(
+        student.fresh(scenarios.fed_and_saved, xs=xs[:stop], share=share), 2, "the result"
+    )
+    after = student.fresh(scenarios.fed_again, xs=xs[stop:], share=share, state=state)
+    got = [*t.items(before, stop, "what is sent"), *t.items(after, 5 - stop, "what is sent")]
+    total, want, fresh, lost = torch.zeros(5), [], [], torch.zeros(5)
+    for step, x in enumerate(xs):
+        want.append(share * (total + x))
+        total = total + x - want[-1]
+        lost = (torch.zeros(5) if step == stop else lost) + x
+        fresh.append(share * lost)
+        lost = lost - fresh[-1]
+    known = {"the error is lost in state_dict and load_state_dict: the resumed run begins with none": fresh}
+    same(t, got, want, "what is sent for tensor {i}, the run was saved and resumed,", known, atol=1e-5)
+
+
+# -- 4 · one bit
+
+
+def one_bit_run(student, t, world: int, steps: int, bytes_each: int) -> Run:
+    """A run with right means of ``steps`` tensors; each rank's part has ``bytes_each`` bytes of bits."""
+    inputs = [
+        [t.normal(8 * world * bytes_each, dtype=torch.float64) for _ in range(steps)] for _ in range(world)
+    ]
+    run = student.ranks(scenarios.one_bit_means, [{"xs": own} for own in inputs])
+    want = twins.one_bit_means(inputs)
+    forms = {
+        "the second compression, of the mean, has no error feedback": {"second": False},
+        "the first compression, of the rank's tensor, has no error feedback": {"first": False},
+        "neither compression has error feedback": {"first": False, "second": False},
+    }
+    words = "tensor {i} on rank {rank} of {world}: "
+    mistakes = {words + name: [twins.one_bit_means(inputs, **form)] * world for name, form in forms.items()}
+    exact = [sum(own[step] for own in inputs) / world for step in range(steps)]
+    mistakes[words + "that is the exact mean: send bits"] = [exact] * world
+    every_rank(t, run, [want] * world, "the mean of tensor {i} on rank {rank} of {world}", mistakes=mistakes)
+    return run
+
+
+@check("onebit", points=1, seconds=20)
+def check_one_bit_mean(student, t):
+    "The first mean is that of the signs of all ranks, compressed again"
+    for world in (2, t.integer(3, 4)):
+        one_bit_run(student, t, world, 1, t.integer(1, 3))
+
+
+@check("onebit", points=2, seconds=20)
+def check_one_bit_feedback(student, t):
+    "Both compressions have error feedback"
+    one_bit_run(student, t, t.integer(2, 4), t.integer(4, 6), t.integer(1, 3))
+
+
+@check("onebit", points=1, seconds=20)
+def check_one_bit_equal(student, t):
+    "All ranks have the same bits"
+    run = one_bit_run(student, t, t.integer(3, 4), 3, t.integer(2, 4))
+    for rank, got in enumerate(run.results):
+        equal = all(torch.equal(mine, first) for mine, first in zip(got, run.results[0]))
+        t.that(
+            equal,
+            "the means on rank {rank} differ from those of rank 0: decode what all ranks received",
+            rank=rank,
+        )
+
+
+@check("onebit", points=2, seconds=20)
+def check_one_bit_traffic(student, t):
+    "A 32nd of the bytes of an fp32 all-reduce, and the scales"
+    world, steps, each = t.integer(3, 4), 2, t.integer(40, 60)
+    run = one_bit_run(student, t, world, steps, each)
+    most = steps * 2 * (world - 1) * (each + torch.float64.itemsize)
+    message = (
+        "the bits of a part go to its rank only, then the bits of its mean to all; two scales of 8 bytes"
+    )
+    sends_at_most(t, run, most, message)
+    uses_what_arrives(
+        t, run, Kind.ALL_GATHER if run.calls(0, Kind.ALL_GATHER) else None, t.integer(0, world - 1)
+    )

@@ -1,0 +1,153 @@
+"""What the results are compared with: one process with the tensors of all ranks, in float64.
+
+Errors are not carried from step to step here: what a rank has not sent is all that it had, less all that
+it has sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.twins import twin
+
+
+def bytes_by_messages(scheme: str, rows: int, columns: int, ranks: int, kept: int) -> float:
+    """The bytes of one rank, message after message."""
+
+    def all_gather(own: float) -> float:
+        return sum(own for _ in range(ranks - 1))
+
+    def all_reduce(whole: float) -> float:
+        scattered = sum(whole / ranks for _ in range(ranks - 1))
+        return scattered + all_gather(whole / ranks)
+
+    if scheme == "top-k":
+        return all_gather(4.0 * kept) + all_gather(8.0 * kept)
+    if scheme == "one-bit":
+        bits = rows * columns / 8
+        to_others = sum(bits / ranks for _ in range(ranks - 1))
+        return to_others + all_gather(bits / ranks) + 2 * all_gather(4.0)
+    if scheme == "low-rank":
+        return all_reduce(4.0 * rows * kept) + all_reduce(4.0 * columns * kept)
+    return all_reduce({"fp32": 4.0, "fp16": 2.0}[scheme] * rows * columns)
+
+
+@twin
+def mean_of_pairs(pairs: list[tuple[Tensor, Tensor]], size: int) -> Tensor:
+    """The mean of tensors with these values at these positions."""
+    total = [0.0] * size
+    for values, positions in pairs:
+        for value, position in zip(values.tolist(), positions.tolist()):
+            total[position] += value / len(pairs)
+    return torch.tensor(total, dtype=pairs[0][0].dtype)
+
+
+def signs(x: Tensor) -> Tensor:
+    """The mean magnitude of x, with the sign of each element."""
+    return torch.where(x < 0, -1.0, 1.0).to(x.dtype) * x.abs().sum() / x.numel()
+
+
+@twin
+def one_bit_means(inputs: list[list[Tensor]], first: bool = True, second: bool = True) -> list[Tensor]:
+    """The mean of each step. ``inputs[rank][step]``; ``first`` and ``second``: whether this compression has
+    error feedback."""
+    world, found = len(inputs), []
+    given, sent = [torch.zeros_like(own[0]) for own in inputs], [torch.zeros_like(own[0]) for own in inputs]
+    means, results = torch.zeros_like(given[0]), torch.zeros_like(given[0])
+    for step in range(len(inputs[0])):
+        arrived = []
+        for rank in range(world):
+            given[rank] = given[rank] + inputs[rank][step]
+            arrived.append(signs(given[rank] - sent[rank] if first else inputs[rank][step]))
+            sent[rank] = sent[rank] + arrived[-1]
+        means = means + torch.stack(arrived).mean(dim=0)
+        late = means - results if second else torch.stack(arrived).mean(dim=0)
+        found.append(torch.cat([signs(part) for part in late.chunk(world)]))
+        results = results + found[-1]
+    return found
+
+
+@twin
+def low_rank_means(
+    inputs: list[list[Tensor]], q: Tensor, feedback: bool = True, warm: bool = True
+) -> list[Tensor]:
+    """The mean of each step: the projection of the mean matrix on the columns of its product with Q."""
+    world, found, first = len(inputs), [], q.double()
+    q, results = first, torch.zeros_like(inputs[0][0], dtype=torch.float64)
+    given = [torch.zeros_like(results) for _ in inputs]
+    for step in range(len(inputs[0])):
+        given = [total + own[step].double() for total, own in zip(given, inputs)]
+        current = given if feedback else [own[step].double() for own in inputs]
+        mean = sum(current) / world - (results if feedback else 0)
+        product = mean @ (q if warm else first)
+        found.append(product @ (torch.linalg.pinv(product) @ mean))
+        q = mean.T @ product
+        q = q / q.norm()
+        results = results + found[-1]
+    return found
+
+
+def first_stable(norms: Sequence[float], beta2: float, warmup: int, threshold: float = 0.96) -> int:
+    """The first step after which the variance is stable; 0 if there is none."""
+    distance = round(1 / (1 - beta2))
+    for step in range(max(distance + 1, warmup), len(norms) + 1):
+        if norms[step - 1] / norms[step - 1 - distance] >= threshold:
+            return step
+    return 0
+
+
+def weighted(values: Sequence[Tensor], beta: float) -> Tensor:
+    """The moving average after the last value, as a sum over all values."""
+    return sum((1 - beta) * beta ** (len(values) - 1 - place) * value for place, value in enumerate(values))
+
+
+def last_of_warmup(
+    inputs: list[list[Tensor]], betas: tuple[float, float], warmup: int, corrected: bool, **_: object
+) -> int:
+    """The last step of the warm-up; 0 if it does not end. ``corrected``: whether the rule gets that norm."""
+    norms, variance = [], torch.zeros_like(inputs[0][0])
+    for step, gradients in enumerate(zip(*inputs), start=1):
+        variance = betas[1] * variance + (1 - betas[1]) * (sum(gradients) / len(inputs)) ** 2
+        norms.append(float(variance.sum()) / (1 - betas[1] ** step if corrected else 1))
+    return first_stable(norms, betas[1], warmup)
+
+
+@twin
+def adam_path(
+    x: Tensor,
+    inputs: list[list[Tensor]],
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    warmup: int,
+    mistake: str = "",
+) -> tuple[list[Tensor], int]:
+    """The parameters after each step, and the last step of the warm-up. ``inputs[rank][step]``."""
+    world, steps = len(inputs), len(inputs[0])
+    means = [sum(own[step] for own in inputs) / world for step in range(steps)]
+    raw = [weighted([mean**2 for mean in means[: step + 1]], betas[1]) for step in range(steps)]
+    corrected = [value / (1 - betas[1] ** (step + 1)) for step, value in enumerate(raw)]
+    norms = [float(value.sum()) for value in (raw if mistake == "raw" else corrected)]
+    frozen = first_stable(norms, betas[1], warmup)
+    path, momenta, momentum = [], [], torch.zeros_like(x)
+    given, sent = [torch.zeros_like(x) for _ in inputs], [torch.zeros_like(x) for _ in inputs]
+    shared, results = torch.zeros_like(x), torch.zeros_like(x)
+    for step in range(steps):
+        if step < frozen or not frozen:
+            momentum, root = weighted(means[: step + 1], betas[0]), corrected[step].sqrt()
+        else:
+            momenta = [betas[0] * momentum + (1 - betas[0]) * own[step] for own in inputs]
+            given = [total + mine for total, mine in zip(given, momenta)]
+            arrived = [signs(total - before) for total, before in zip(given, sent)]
+            sent = [before + now for before, now in zip(sent, arrived)]
+            shared = shared + sum(arrived) / world
+            momentum = torch.cat([signs(part) for part in (shared - results).chunk(world)])
+            results = results + momentum
+            last = raw[frozen - 1] / (1 - betas[1] ** (step + 1 if mistake == "correction" else frozen))
+            root = (corrected[step] if mistake == "variance" else last).sqrt()
+        x = x - lr * momentum / (1 - betas[0] ** (step + 1)) / (root + eps)
+        path.append(x)
+    return path, frozen

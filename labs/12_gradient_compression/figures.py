@@ -1,0 +1,145 @@
+"""The figures of this lab: each function draws its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from dlo_lib.labkit import predictions
+from dlo_lib.labkit.figures import (
+    BLUE,
+    LIMIT,
+    METHODS,
+    MUTED,
+    SMALL,
+    VERMILLION,
+    finish,
+    log_ticks,
+    panels,
+    styled,
+)
+
+
+@styled
+def links(seconds: Mapping[str, float], backward: float) -> Figure:
+    """Seconds to add the gradients over each link; the dashed line is the backward pass, which hides them."""
+    (ax,) = panels(width=9, height=2.6)
+    ax.barh(range(len(seconds)), list(seconds.values()), 0.6, color=VERMILLION, label="adding the gradients")
+    for place, value in enumerate(seconds.values()):
+        ax.text(value + 0.08, place, f"{value:.2f}", va="center", fontsize=SMALL)
+    ax.axvline(backward, color=LIMIT, ls="--", label="backward")
+    ax.set_yticks(range(len(seconds)), list(seconds))
+    ax.invert_yaxis()
+    ax.margins(x=0.12)
+    ax.legend(loc="upper right")
+    return finish(ax, "x", xlabel="seconds in each step", title="gradients in fp32, 64 GPUs")
+
+
+@styled
+def compressed(gradient: Tensor) -> Figure:
+    """The gradient of a layer and four approximations of it: 16 bits, the largest 1 %, one bit, rank 2."""
+    flat = gradient.flatten()
+    kept = torch.zeros_like(flat)
+    places = flat.abs().topk(flat.numel() // 100).indices
+    kept[places] = flat[places]
+    u, s, v = torch.linalg.svd(gradient)
+    forms = {
+        "fp32": gradient,
+        "fp16": gradient.half().float(),
+        "top 1 %": kept.view_as(gradient),
+        "one bit": gradient.sign() * gradient.abs().mean(),
+        "rank 2": u[:, :2] * s[:2] @ v[:2],
+    }
+    axes = panels(len(forms), width=12, height=2.9)
+    limit = float(flat.abs().quantile(0.98))
+    for ax, (name, form) in zip(axes, forms.items()):
+        ax.imshow(form.numpy(), cmap="RdBu", vmin=-limit, vmax=limit, interpolation="nearest")
+        error = float((form - gradient).norm() / gradient.norm())
+        ax.set_title(f"{name}: error {error:.0%}")
+        ax.set_xticks([])
+        ax.set_yticks([])
+    return axes[0].get_figure()
+
+
+@styled
+def curves(
+    series: Mapping[str, Sequence[float]],
+    xlabel: str,
+    ylabel: str,
+    title: str,
+    log: bool = False,
+    level: tuple[str, float] | None = None,
+) -> Figure:
+    """One line for each way, over the steps."""
+    (ax,) = panels(width=8, height=3.4)
+    for style, (name, values) in zip(METHODS, series.items()):
+        ax.plot(range(1, len(values) + 1), values, **style.line(), label=name)
+    if level is not None:
+        ax.axhline(level[1], color=MUTED, ls=":", label=level[0])
+    if log:
+        ax.set_yscale("log")
+    ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+    return finish(ax, xlabel=xlabel, ylabel=ylabel, title=title)
+
+
+@styled
+def feedback(norms: Mapping[str, Sequence[float]], losses: Mapping[str, Sequence[float]]) -> Figure:
+    """On the left three convex functions, on the right a small network, with and without error feedback."""
+    left, right = panels(2, width=12, height=3.9)
+    for ax, series in ((left, norms), (right, losses)):
+        for style, (name, values) in zip(METHODS, series.items()):
+            ax.plot(range(1, len(values) + 1), values, **style.line(), label=name)
+        ax.set_yscale("log")
+    left.legend(loc="upper left")
+    right.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+    finish(left, xlabel="step", ylabel="|x|", title="three functions, the largest element of three")
+    return finish(right, xlabel="step", ylabel="loss on all samples", title="a network on four ranks")
+
+
+@styled
+def variance(norms: Mapping[str, Sequence[float]], fires: Mapping[str, int | None]) -> Figure:
+    """Norms of the raw and of the corrected variance; a dot is the step at which the rule is true."""
+    (ax,) = panels(width=8, height=3.4)
+    for style, (name, values) in zip(METHODS, norms.items()):
+        ax.plot(range(1, len(values) + 1), values, **style.line(), label=name)
+        step = fires[name]
+        if step is not None:
+            ax.plot(step, values[step - 1], "o", ms=9, color=style.colour)
+            place = {"textcoords": "offset points", "xytext": (4, 9), "fontsize": SMALL}
+            ax.annotate(f"step {step}", (step, values[step - 1]), **place)
+    ax.legend()
+    ax.set_ylim(0, 1.1 * max(max(values) for values in norms.values()))
+    return finish(ax, xlabel="step", ylabel="norm", title="is the variance stable?")
+
+
+@styled
+def by_bytes(runs: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
+    """The same losses over the steps, and over the bytes that a rank has sent."""
+    left, right = panels(2, width=11, height=3.7, sharey=True)
+    for style, (name, (losses, sent)) in zip(METHODS, runs.items()):
+        left.plot(range(1, len(losses) + 1), losses, **style.line(), label=name)
+        right.plot([nbytes / 1e6 for nbytes in sent], losses, **style.line(), label=name)
+    right.legend(loc="upper right")
+    finish(left, xlabel="step", ylabel="loss on all samples")
+    return finish(right, xlabel="MB sent by a rank")
+
+
+@styled
+def at_scale(
+    gbits: Sequence[float], seconds: Mapping[str, Sequence[float]], predicted: predictions.Predicted
+) -> Figure:
+    """Seconds of backward with its communication over the bandwidth of the link, a line for each scheme."""
+    (ax,) = panels(width=8.5, height=4)
+    for style, (name, values) in zip(METHODS, seconds.items()):
+        ax.plot(gbits, values, **style.line(), label=name)
+    for name, guess in predictions.numbers(predicted, dict.fromkeys(predicted)).items():
+        ax.axvline(guess, color=BLUE, ls=":", label=f"your prediction: {name}")
+    ax.set_yscale("log")
+    log_ticks(ax, "x", [2**power for power in range(0, 12, 2)])
+    log_ticks(ax, "y", [0.5, 1, 2, 5, 10, 50])
+    ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+    title = "Llama 3.2 1B, 64 A100: backward with its communication"
+    return finish(ax, xlabel="Gb/s of a GPU's link", ylabel="seconds", title=title)
