@@ -21,8 +21,9 @@ gets them with its first question. A declared answer with the same ``by`` and qu
 generated one, so that a lab can state other points for it.
 
 ``93_survival`` is the lab of ``judge/test_hostile.py``, which judges its answers as whole submissions.
-``python -m tests.grading.answers [LAB ...]`` judges the answers and prints a table. ``make proofs`` judges
-all of them, ``make test`` one hostile and one odd answer to each question (tests/labs).
+``python -m tests.grading.answers [LAB ...]`` judges the answers and prints a table, ``cost`` measures what
+those of ``93_survival`` cost. ``make proofs`` judges all of them, ``make test`` one hostile and one odd answer
+to each question (tests/labs).
 """
 
 from __future__ import annotations
