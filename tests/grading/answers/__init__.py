@@ -22,8 +22,8 @@ generated one, so that a lab can state other points for it.
 
 ``93_survival`` is the lab of ``judge/test_hostile.py``, which judges its answers as whole submissions.
 ``python -m tests.grading.answers [LAB ...]`` judges the answers and prints a table, ``cost`` measures what
-those of ``93_survival`` cost. ``make proofs`` judges all of them, ``make test`` one hostile and one odd answer
-to each question (tests/labs).
+those of ``93_survival`` cost. ``make proofs`` judges all of them, ``make test`` one hostile and one odd
+answer to each question (tests/labs).
 """
 
 from __future__ import annotations
