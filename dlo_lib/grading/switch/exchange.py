@@ -37,7 +37,7 @@ from dlo_lib.grading.switch.arithmetic import allowed, outputs
 from dlo_lib.grading.switch.request import CallRequest
 
 MAX_CALLS = 20_000  # of one rank
-MAX_HELD = 1 << 30  # bytes of all ranks in calls that are not matched yet
+MAX_HELD = 3 << 27  # bytes of all ranks in calls that are not matched yet; the judge may take 1 GiB
 KEPT_BYTES = 16 << 20  # of all calls of a rank
 
 

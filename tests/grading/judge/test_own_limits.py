@@ -26,6 +26,7 @@ from dlo_lib.grading.lab.modules import load_checks
 from dlo_lib.grading.lab.source import LabSource
 from dlo_lib.grading.sandbox.channel import Channel
 from dlo_lib.grading.sandbox.isolation import Unsandboxed
+from dlo_lib.grading.switch import exchange
 
 
 class Absent:
@@ -131,3 +132,8 @@ def test_the_text_of_a_submission_is_parsed_within_a_limit(
     read.clear()
     assert syntax.imported_modules(texts) == []
     assert 0 < sum(read) <= syntax.MAX_PARSED
+
+
+def test_the_switch_refuses_what_it_holds_before_the_judge_has_no_memory() -> None:
+    """It holds a message as a frame and as a tensor. An allocation that fails would be the grader's fault."""
+    assert 2 * exchange.MAX_HELD < own_limits.MEMORY
