@@ -27,6 +27,8 @@ from dlo_lib.planner.sizes import ModelSizes
 
 KINDS = ("reduce", "scatter", "gather", "send", "scatter shards", "gather shards")
 """Collectives of the backend, a message between two ranks, and the messages of sharded data parallelism."""
+FORMS = ("unit", "tensor", "ring", "stage")
+"""What a form of parallelism adds to each of its messages: hooks, copies and kernels around it."""
 COMPUTING = ("product", "attention", "kernel_byte", "block_pass", "optimizer_byte", "micro_batch")
 
 
@@ -43,6 +45,7 @@ class CpuMachine:
         micro_batch: of a micro-batch, without its blocks.
         byte: of a byte sent, by the kind of message (``KINDS``).
         call: of a message, without its bytes.
+        form: of what a form of parallelism does around a message (``FORMS``).
     """
 
     cores: int
@@ -54,6 +57,7 @@ class CpuMachine:
     micro_batch: float = 0.0
     byte: tuple[float, ...] = (0.0,) * len(KINDS)
     call: tuple[float, ...] = (0.0,) * len(KINDS)
+    form: tuple[float, ...] = (0.0,) * len(FORMS)
 
 
 @dataclass(frozen=True)
@@ -134,10 +138,16 @@ class CpuParts(StepParts):
         index = KINDS.index(kind)
         return np.asarray(sent * self.machine.byte[index] + calls * self.machine.call[index])
 
+    def around(self, form: str) -> float:
+        """Seconds that a form of parallelism adds to a message."""
+        return self.machine.form[FORMS.index(form)]
+
     def collective(self, sent: Array, stride: Array, size: Array) -> Array:
         """Seconds of an all-reduce; with sequence parallelism, of its two halves."""
         halves = self.message("scatter", sent / 2, 1) + self.message("gather", sent / 2, 1)
-        return (size > 1) * np.where(self.p.sequence_parallel, halves, self.message("reduce", sent, 1))
+        whole = self.message("reduce", sent, 1)
+        sums = np.where(self.p.sequence_parallel, halves, whole)
+        return (size > 1) * (sums + self.around("tensor"))
 
     def context(self, attention: Array) -> Array:
         """Seconds of a block that the exchange over cp adds, (2, plans): nothing hides it."""
@@ -145,12 +155,13 @@ class CpuParts(StepParts):
         ring = 2 * self.word * self.tokens * z.keys / p.tp * (p.cp - 1)
         heads = 2 * self.word * self.tokens * (z.queries + z.keys) / p.tp * (p.cp - 1) / p.cp
         sent = np.where(p.context == 0, ring, heads)
-        one = self.message("send", sent, p.cp - 1)
+        one = self.message("send", sent, p.cp - 1) + (p.cp - 1) * self.around("ring")
         return np.stack([one, 2 * one])
 
     def sends(self) -> Array:
         """Seconds of the messages between stages of a micro-batch: an activation and its gradient."""
-        one = self.message("send", self.word * self.tokens * self.z.hidden / self.p.split, 1)
+        sent = self.word * self.tokens * self.z.hidden / self.p.split
+        one = self.message("send", sent, 1) + self.around("stage")
         return np.where(self.p.pp > 1, 2 * self.p.chunks * one, 0)
 
     def data(self, owned: Array, forward: Array, backward: Array) -> Array:
@@ -165,6 +176,7 @@ class CpuParts(StepParts):
         reduced = 2 * copied + np.where(p.stage == 0, self.message("reduce", 2 * part, 2), parts)
         inside = (shards - 1) / shards * whole
         uses, times = np.where(p.pp > 1, 1, 2 * m), np.where(p.pp > 1, 1, m)
+        copied = copied + units * self.around("unit")
         sharded = uses * (self.message("gather shards", inside, units) + copied)
         sharded = sharded + times * (self.message("scatter shards", inside, units) + copied)
         copies = self.message("reduce", 2 * whole / shards * (p.dp_replicate - 1) / p.dp_replicate, 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,9 +24,10 @@ from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim import train_step
 from dlo_lib.parallel.mesh import TOKENS, ParallelMesh
 from dlo_lib.parallel.parallelize import local_tokens, make_optimizer, parallelize
+from dlo_lib.parallel.pipeline.table import ScheduleKind
 from dlo_lib.parallel.plan import ParallelPlan, ZeroStage
 from dlo_lib.parallel.sharding.transport import BufferPool, default_transport
-from dlo_lib.planner.machine import COMPUTING, KINDS, CpuMachine, MachineCost, machine_cost
+from dlo_lib.planner.machine import COMPUTING, FORMS, KINDS, CpuMachine, MachineCost, machine_cost
 from dlo_lib.planner.plans import Array, Checkpointing, Plans
 from dlo_lib.planner.sizes import ModelSizes
 
@@ -82,6 +83,14 @@ CALIBRATION = (
     SmallRun(small_llama(layers=1, vocab=4096), 128, 2),
 )
 """What the constants of computation are fitted to: no two constants have the same part in all of them."""
+_PIPELINE = ParallelPlan(pp=2, schedule=ScheduleKind.ONE_F_ONE_B, micro_batches=4)
+IN_FORMS = {
+    "unit": SmallRun(small_llama(layers=2), 64, 1, ParallelPlan(dp_shard=2, zero_stage=ZeroStage.PARAMETERS)),
+    "tensor": SmallRun(small_llama(layers=2), 64, 1, ParallelPlan(tp=2)),
+    "ring": SmallRun(small_llama(layers=2), 128, 1, ParallelPlan(cp=2)),
+    "stage": SmallRun(small_llama(layers=2), 64, 1, _PIPELINE, micro_batches=4),
+}
+"""For each form of parallelism the run whose time beyond the other constants is that of the form."""
 SIZES = (1 << 12, 1 << 20)
 """The elements of the messages whose times give a constant for a byte and one for a call."""
 STEPS, WARM_UP, MESSAGES = 6, 2, 20
@@ -89,25 +98,40 @@ STEPS, WARM_UP, MESSAGES = 6, 2, 20
 
 def measure(
     runs: Sequence[SmallRun] = CALIBRATION,
+    forms: Mapping[str, SmallRun] = IN_FORMS,
     cores: int | None = None,
     steps: int = STEPS,
     messages: int = MESSAGES,
 ) -> CpuMachine:
-    """Return the constants of this machine, after about 17 s of CPU time on two ranks.
+    """Return the constants of this machine, after about 20 s of CPU time on two ranks.
 
     Args:
         runs: what the constants of computation are fitted to.
+        forms: what those of forms of parallelism are fitted to; 0 for a form that is not there.
         cores: that ranks share; None for those of this process.
         steps, messages: how often each is measured.
     """
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ranks = run_ranks(_calibrate, 2, runs, steps, messages)
-    machine = fit_machine(runs, np.mean([each for each, _ in ranks], 0), cores or here)
+    ranks = run_ranks(_calibrate, 2, runs, list(forms.values()), steps, messages)
+    seconds = np.mean([each for each, _ in ranks], 0)
+    machine = fit_machine(runs, seconds[: len(runs)], cores or here)
     times = np.mean([each for _, each in ranks], 0)  # (kinds, sizes)
     sent = 4 * np.array(SIZES) * np.array([[1.0], [0.5], [0.5], [1.0], [0.5], [0.5]])
     byte = np.maximum(times[:, 1] - times[:, 0], 0) / (sent[:, 1] - sent[:, 0])
     call = np.maximum(times[:, 0] - byte * sent[:, 0], 0)
-    return replace(machine, byte=tuple(map(float, byte)), call=tuple(map(float, call)))
+    machine = replace(machine, byte=tuple(map(float, byte)), call=tuple(map(float, call)))
+    return with_forms(machine, forms, seconds[len(runs) :])
+
+
+def with_forms(machine: CpuMachine, forms: Mapping[str, SmallRun], seconds: Array) -> CpuMachine:
+    """Return a machine with the constants of forms, from the CPU times of their runs; none is below 0."""
+    found = dict.fromkeys(FORMS, 0.0)
+    for (name, run), measured in zip(forms.items(), seconds):
+        unit = CpuMachine(machine.cores, form=tuple(float(name == form) for form in FORMS))
+        messages = float(predicted(run, unit).cpu_seconds[0])
+        rest = float(measured - predicted(run, machine).cpu_seconds[0])
+        found[name] = max(rest, 0.0) / messages
+    return replace(machine, form=tuple(found.values()))
 
 
 def fit_machine(runs: Sequence[SmallRun], seconds: Array, cores: int) -> CpuMachine:
@@ -184,10 +208,13 @@ def _step_of(run: SmallRun, together: bool) -> Callable[[], object]:
     )  # fmt: skip
 
 
-def _calibrate(runs: Sequence[SmallRun], steps: int, messages: int) -> tuple[list[float], list[list[float]]]:
+def _calibrate(
+    runs: Sequence[SmallRun], forms: Sequence[SmallRun], steps: int, messages: int
+) -> tuple[list[float], list[list[float]]]:
     """CPU seconds of a step of each calibration run, and of each kind and size of a message, in turns."""
     torch.set_num_threads(1)
     calls = [_step_of(run, together=False) for run in runs]
+    calls += [_step_of(run, together=True) for run in forms]
     rounds = [[_timed(call)[1] for call in calls] for _ in range(WARM_UP + steps)][WARM_UP:]
     turns = [[_message(kind, size) for kind in KINDS for size in SIZES] for _ in range(1 + messages)][1:]
     times = np.median(turns, 0).reshape(len(KINDS), len(SIZES))
@@ -208,6 +235,8 @@ def _message(kind: str, size: int) -> float:
         "gather shards": [lambda: transport.all_gather(whole, half, group)()],
         "send": [lambda: dist.send(whole, 1 - rank), lambda: dist.recv(whole, 1 - rank)],
     }
+    for call in calls[kind][:: 1 if rank else -1]:  # with memory that was used before
+        call()
     dist.barrier()
     # A stage sends one message and receives one: half of this is one of them.
     return _timed(lambda: [call() for call in calls[kind][:: 1 if rank else -1]])[1] / len(calls[kind])

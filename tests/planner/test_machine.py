@@ -16,12 +16,14 @@ from dlo_lib.parallel.plan import ParallelPlan
 from dlo_lib.planner.machine import COMPUTING, KINDS, CpuMachine
 from dlo_lib.planner.measure import (
     CALIBRATION,
+    IN_FORMS,
     SmallRun,
     fit_machine,
     measure,
     predicted,
     run_steps,
     small_llama,
+    with_forms,
 )
 from dlo_lib.planner.sizes import ModelSizes
 
@@ -37,6 +39,14 @@ def test_the_fit_finds_the_constants_that_made_the_times():
     found = fit_machine(CALIBRATION, seconds, 2)
     for name in COMPUTING:
         assert getattr(found, name) == pytest.approx(getattr(MACHINE, name), rel=1e-6), name
+
+
+def test_the_constants_of_forms_are_the_rest_of_their_runs():
+    form = (1e-3, 2e-3, 3e-3, 4e-3)
+    machine = replace(MACHINE, form=form)
+    seconds = np.array([predicted(run, machine).cpu_seconds[0] for run in IN_FORMS.values()])
+    assert with_forms(MACHINE, IN_FORMS, seconds).form == pytest.approx(form)
+    assert with_forms(MACHINE, IN_FORMS, 0 * seconds).form == (0, 0, 0, 0)
 
 
 def test_no_constant_is_negative_with_times_that_no_constants_explain():
@@ -96,7 +106,8 @@ def test_a_pipeline_waits_for_its_bubble_unless_the_cores_are_shared():
 def test_the_constants_of_this_machine_are_measured():
     """Runs calibration steps and messages, and a plan; how long they take is not judged."""
     small = [SmallRun(small_llama(64, layers), seq, 1) for layers in (1, 3) for seq in (8, 64)]
-    machine = measure(small, steps=1, messages=2)
+    forms = {"tensor": SmallRun(small_llama(128, 1), 16, 1, ParallelPlan(tp=2))}
+    machine = measure(small, forms, steps=1, messages=2)
     constants = [getattr(machine, name) for name in COMPUTING]
     assert min(constants) >= 0
     assert max(constants) > 0
