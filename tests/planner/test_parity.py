@@ -149,6 +149,10 @@ WRONG = {
         planted(DDP, ('torch.autocast("cpu", torch.bfloat16)', "model.no_sync()")),
     ),
     "not cleared": (TrainerFault.STALE, planted(DDP, ("    optimizer.zero_grad()\n", ""))),
+    "BatchNorm": (
+        TrainerFault.STATISTICS,
+        planted(FSDP, ("nn.LayerNorm(7)", "nn.BatchNorm1d(7, track_running_stats=False)")),
+    ),
     "bf16 policy": (
         TrainerFault.PRECISION,
         planted(

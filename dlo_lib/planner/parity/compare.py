@@ -284,8 +284,8 @@ def _same_rows(reads: list[list[tuple[int, ...] | None]], count: int, number: in
     pairs = [(one, two) for two in range(len(each)) for one in range(two) if each[one] & each[two]]
     said = f"{len(missing)} of the {count} samples of the global batch are read by no rank"
     if pairs:
-        one, two = pairs[0]
-        said = f"ranks {one} and {two} read the same samples, and {said}"
+        same = [pairs[0][0], *(two for one, two in pairs if one == pairs[0][0])]
+        said = f"ranks {', '.join(map(str, same[:-1]))} and {same[-1]} read the same samples, and {said}"
     return ParityFinding(TrainerFault.SAME_DATA, number + 1, f"{said}: divide the batch by the rank")
 
 

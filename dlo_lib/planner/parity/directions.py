@@ -30,6 +30,7 @@ class TrainerFault(enum.Enum):
     NOT_REDUCED = "gradients not averaged over ranks"
     STALE = "gradients of earlier steps"
     UPDATE = "another update"
+    STATISTICS = "statistics of a share"
     PRECISION = "lower precision"
     UNKNOWN = "other gradients"
 

@@ -194,6 +194,7 @@ class StepJudge:
         tried, ranks = directions(self.reading), range(len(self.records))
         fits = [fit(self.of_rank(rank, False), tried, rank, self.floor) for rank in ranks]
         known = {rank: one for rank, one in enumerate(fits) if one is not None}
+        batch_norm = any(record.batch_norm for record in self.records)
         if len(known) < len(fits):
             if found < COARSE:
                 self.say(
@@ -202,7 +203,6 @@ class StepJudge:
                     "computes in less than float64 (a policy of mixed precision, a cast), or in another way",
                 )
             else:
-                batch_norm = any(record.batch_norm for record in self.records)
                 why = ": BatchNorm takes the statistics of a share, use SyncBatchNorm" if batch_norm else ""
                 self.say(
                     TrainerFault.UNKNOWN, f"gradients differ by up to {found:.1e}, by no known fault{why}"
@@ -218,7 +218,12 @@ class StepJudge:
                 self.say(TrainerFault.SCALE, f"gradients are those of one process times: {said}")
         else:
             for direction in directions_found.values():
-                if direction.fault is not None:
+                if direction.fault is TrainerFault.WEIGHTS and batch_norm:
+                    self.say(
+                        TrainerFault.STATISTICS,
+                        "BatchNorm takes the statistics of a share of the batch: use SyncBatchNorm",
+                    )
+                elif direction.fault is not None:
                     self.say(direction.fault, direction.said)
             if not _close(each[0], 1.0) and set(directions_found) == {""}:
                 self._name(each[0])
