@@ -1,0 +1,257 @@
+"""The visible checks of clipping, accumulation, the verdict on two optimisers, and the largest eigenvalue."""
+
+from __future__ import annotations
+
+import math
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlo_lib.grading.checks.contract import check
+from dlo_lib.labkit.compare import explaining, near, same, wrong_if
+
+from .scenarios import accumulated, clipped
+from .twins import descended, rayleigh
+
+# -- clip
+
+WHOLE = "One norm for all gradients: the root of the sum of all squares, not one for each tensor."
+
+
+def clip_case(t, share: float) -> tuple[list[Tensor | None], float, float]:
+    """Gradients with a None, their norm, and a bound of ``share`` times the norm."""
+    gradients: list[Tensor | None] = [t.normal(t.integer(2, 4), t.integer(2, 4)) for _ in range(2)]
+    gradients.insert(t.integer(0, 2), None)
+    norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients if g is not None))
+    return gradients, norm, share * norm
+
+
+def clip_result(student, t, gradients: list[Tensor | None], most: float) -> tuple[Any, list[Any]]:
+    cause = {"NoneType": "A gradient can be None: leave it out"}
+    with explaining(cause):
+        run = student.run(clipped, gradients=gradients, most=most)
+    norm, after = t.items(run, 2, "the result")
+    return norm, t.items(after, len(gradients), "the gradients")
+
+
+@check("clip", points=1)
+def check_norm(student, t):
+    "The norm of all gradients together, as it was before"
+    gradients, norm, most = clip_case(t, t.uniform(0.3, 0.6))
+    got = t.number(clip_result(student, t, gradients, most)[0], "clip_(...)")
+    shorter = "This is the norm after clipping: return the one before, which shows an explosion."
+    longest = max(float(g.norm()) for g in gradients if g is not None)
+    wrong_if(t, got, norm, {shorter: most, WHOLE: longest}, rtol=1e-4)
+    t.close(got, norm, "the norm", rtol=1e-4)
+
+
+@check("clip", points=1)
+def check_scaled(student, t):
+    "Gradients that are too long get one factor"
+    gradients, norm, most = clip_case(t, t.uniform(0.3, 0.6))
+    after = clip_result(student, t, gradients, most)[1]
+    for before, got in zip(gradients, after):
+        if before is None:
+            t.that(got is None, "a gradient that was None is not None afterwards")
+            continue
+        mistakes = {
+            WHOLE: before * min(1.0, most / float(before.norm())),
+            "The gradients have not changed: scale them in place.": before,
+            "Each element was cut. Scale all by one factor, so that the direction stays.": before.clamp(
+                -most, most
+            ),
+        }
+        same(t, got, before * most / norm, "a gradient afterwards", mistakes)
+
+
+@check("clip", points=1)
+def check_short(student, t):
+    "Short gradients stay unchanged"
+    gradients, _, most = clip_case(t, t.uniform(0.3, 0.6))
+    _, after = clip_result(student, t, gradients, most)
+    pairs = [(before, value) for before, value in zip(gradients, after) if before is not None]
+    changed = any(not near(value, before) for before, value in pairs)
+    t.that(changed, "not tested yet: long gradients do not change, see the check of those")
+    gradients, norm, most = clip_case(t, t.uniform(1.5, 3.0))
+    _, after = clip_result(student, t, gradients, most)
+    stretched = "The gradients were shorter than `most`, and are now longer: the factor is at most 1."
+    for before, value in zip(gradients, after):
+        if before is not None:
+            same(t, value, before, "a gradient afterwards", {stretched: before * most / norm})
+
+
+# -- accumulate
+
+
+def accumulation_case(t, sizes: list[list[int]], most: float) -> dict[str, Any]:
+    inside, outside = t.integer(2, 4), t.integer(1, 3)
+    batches = [
+        [(t.normal(n, inside).double(), t.normal(n, outside).double()) for n in parts] for parts in sizes
+    ]
+    weight = t.normal(outside, inside).double()
+    return {"weight": weight, "batches": batches, "rate": t.uniform(0.05, 0.2), "most": most}
+
+
+def accumulated_steps(student, t, case: dict[str, Any]) -> list[Tensor]:
+    found = student.run(accumulated, **case)
+    rows = t.items(found, len(case["batches"]), "the weights")
+    return [t.tensor(row, "the weight", shape=case["weight"].shape) for row in rows]
+
+
+@check("accumulate", points=2)
+def check_accumulated(student, t):
+    "Parts of different sizes give the step of the whole batch"
+    sizes = [t.shuffled([t.integer(1, 3), t.integer(4, 6), t.integer(7, 9)]) for _ in range(2)]
+    case = accumulation_case(t, sizes, 1e6)
+    got, known = accumulated_steps(student, t, case), descended(**case)
+    mistakes = {
+        "A mean of means: weight each part by its share of the samples.": "mean of means",
+        "The gradients of the parts are summed: the weights of the parts must sum to 1.": "sum",
+        "Only the last part counts: clear the gradients once, before the first part.": "last part",
+        "The gradients of the previous step are still there: clear them before the first part.": "kept",
+    }
+    wrong = {message: known[way] for message, way in mistakes.items()}
+    same(t, got, known["right"], "the weight after step {i}", wrong, 1e-6, 1e-9)
+
+
+@check("accumulate", points=1)
+def check_clipped_once(student, t):
+    "The sum is clipped, once"
+    size, most = t.integer(2, 4), t.uniform(0.01, 0.05)
+    case = accumulation_case(t, [[size, size, size]], most)
+    got, known = accumulated_steps(student, t, case), descended(**case)
+    if any(near(got, known[way], 1e-6) for way in ("last part", "sum")):
+        return
+    mistakes = {
+        "Each part was clipped: clip the whole gradient, after the last part.": known["each clipped"],
+        "The gradient was not clipped: call clip_ before the step.": known["not clipped"],
+    }
+    same(t, got, known["right"], "the weight after the step", mistakes, 1e-6, 1e-9)
+
+
+# -- verdict
+
+
+def pooled(ours: list[float], theirs: list[float]) -> float:
+    n, m = len(ours), len(theirs)
+    return math.sqrt(((n - 1) * stdev(ours) ** 2 + (m - 1) * stdev(theirs) ** 2) / (n + m - 2))
+
+
+def compared(t, n: int, m: int, bound: float, share: float, sign: int) -> tuple[list[float], list[float]]:
+    """Accuracies whose statistic is ``share`` times the bound."""
+    spread = t.uniform(0.005, 0.03)
+    theirs = [0.8 + spread * float(z) for z in t.normal(m)]
+    ours = [0.8 + 2 * spread * float(z) for z in t.normal(n)]
+    gap = sign * share * bound * pooled(ours, theirs) * math.sqrt(1 / n + 1 / m)
+    shift = mean(theirs) + gap - mean(ours)
+    return [value + shift for value in ours], theirs
+
+
+def said(student, t, ours: list[float], theirs: list[float], bound: float) -> str:
+    got = student.verdict(ours, theirs, bound)
+    words = ("better", "worse", "not shown")
+    t.that(got in words, 'verdict(...) is {got}: return "better", "worse" or "not shown"', got=str(got)[:40])
+    return got
+
+
+SAYS = (
+    'the means of {n} and {m} runs differ by {share:.2f} times bound x s x sqrt(1/{n} + 1/{m}): "{want}", '
+    'not "{got}"'
+)
+
+
+@check("verdict", points=2)
+def check_verdict(student, t):
+    "Better, worse, or not shown"
+    cases = [(1.08, 1, "better"), (1.08, -1, "worse"), (0.93, 1, "not shown"), (0.93, -1, "not shown")]
+    for share, sign, want in t.shuffled(cases):
+        n, m, bound = t.integer(5, 7), t.integer(8, 11), t.uniform(2.0, 4.0)
+        ours, theirs = compared(t, n, m, bound, share, sign)
+        got = said(student, t, ours, theirs, bound)
+        t.that(got == want, SAYS, n=n, m=m, share=share, want=want, got=got)
+
+
+def tested_verdict(student, t) -> float:
+    """A bound, after an ordinary case."""
+    bound = t.uniform(2.0, 4.0)
+    ours, theirs = compared(t, 8, 8, bound, 3.0, 1)
+    message = "not tested yet: verdict(...) does not find a clear difference, see the first check"
+    t.that(said(student, t, ours, theirs, bound) == "better", message)
+    return bound
+
+
+@check("verdict", points=1)
+def check_few_seeds(student, t):
+    "Fewer than five runs show nothing"
+    bound = tested_verdict(student, t)
+    for n, m in t.shuffled([(1, 6), (t.integer(2, 4), 7), (6, t.integer(2, 4)), (1, 1)]):
+        ours, theirs = (
+            [0.5 + shift + 0.001 * float(z) for z in t.normal(k)] for k, shift in ((n, 0.4), (m, 0.0))
+        )
+        got = said(student, t, ours, theirs, bound)
+        message = '{n} and {m} runs: a claim needs at least 5 of each, so "not shown"'
+        t.that(got == "not shown", message, n=n, m=m)
+
+
+@check("verdict", points=1)
+def check_copies(student, t):
+    "Copies of one run show nothing"
+    bound, first = tested_verdict(student, t), t.uniform(0.5, 0.9)
+    second = first - t.uniform(0.1, 0.3)
+    ours, theirs = [first] * t.integer(5, 9), [second] * t.integer(5, 9)
+    with explaining({"ZeroDivision": "s can be 0, if all runs are equal: then nothing is shown"}):
+        got = said(student, t, ours, theirs, bound)
+    message = 'all runs of each optimiser are equal, so the seed changes nothing: "not shown", not "{got}"'
+    t.that(got == "not shown", message, got=got)
+
+
+# -- eigenvalue
+
+
+def hessian(t, sign: int) -> tuple[Tensor, Tensor, int]:
+    """A symmetric matrix whose eigenvalue of largest size has this sign, a start, and enough steps."""
+    size = t.integer(4, 7)
+    basis = torch.linalg.qr(t.normal(size, size).double())[0]
+    values = torch.tensor([sign * t.uniform(6.0, 9.0), *(t.uniform(-3.0, 3.0) for _ in range(size - 1))])
+    start = basis[:, 0] * t.choice((-1, 1)) * t.uniform(2.0, 4.0) + 0.3 * t.normal(size).double()
+    return (basis * values.double()) @ basis.T, start, t.integer(12, 16)
+
+
+def eigenvalue(student, t, sign: int) -> tuple[float, float, int, int]:
+    matrix, start, steps = hessian(t, sign)
+    product = t.asked(
+        lambda v: matrix @ v,
+        calls=4 * steps,
+        too_many="more than {calls} products: one in each step is enough",
+    )
+    got = t.number(student.top_eigenvalue(product, start, steps), "top_eigenvalue(...)")
+    return got, rayleigh(matrix, start, steps), product.count, steps
+
+
+@check("eigenvalue", points=1)
+def check_eigenvalue(student, t):
+    "The eigenvalue of largest size"
+    for _ in range(2):
+        got, want, _, _ = eigenvalue(student, t, 1)
+        wrong_if(t, got, want, {"This is its square: divide v . Hv by v . v.": want**2}, rtol=1e-3)
+        t.close(got, want, "the eigenvalue", rtol=1e-3)
+
+
+@check("eigenvalue", points=1)
+def check_negative(student, t):
+    "It can be negative"
+    got, want, _, _ = eigenvalue(student, t, -1)
+    message = "The sign is lost: the norm of Hv is its size. Take v . Hv for a v of length 1."
+    wrong_if(t, got, want, {message: -want}, rtol=1e-3)
+    t.close(got, want, "the eigenvalue", rtol=1e-3)
+
+
+@check("eigenvalue", points=1)
+def check_products(student, t):
+    "One product in each step"
+    got, want, count, steps = eigenvalue(student, t, 1)
+    t.that(near(abs(got), abs(want), 0.1), "not tested yet: the eigenvalue is not right, see the first check")
+    message = "{count} products for {steps} steps: each is a backward of a backward, and one a step is enough"
+    t.that(steps - 1 <= count <= steps + 1, message, count=count, steps=steps)

@@ -1,0 +1,146 @@
+"""The figures of this lab. They compute only means and shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+
+from dlo_lib.labkit.figures import BLACK, LIMIT, METHODS, MUTED, SKY, finish, legend, panels, styled
+from dlo_lib.labkit.predictions import Predicted, mark_predicted
+
+Point = tuple[float, float]
+
+
+@styled
+def valley(paths: Mapping[str, Sequence[Point]], curvature: float) -> Figure:
+    """Plot the paths of optimisers through a narrow valley, over the contours of the loss."""
+    (axes,) = panels(width=9, height=3.6)
+    xs = [-2 + 14 * k / 80 for k in range(81)]
+    ys = [-2 + 4 * k / 80 for k in range(81)]
+    loss = [[(x * x + curvature * y * y) / 2 for x in xs] for y in ys]
+    axes.contour(xs, ys, loss, levels=[1, 5, 15, 40, 80], colors=MUTED, linewidths=0.8)
+    for (name, path), style in zip(paths.items(), METHODS):
+        axes.plot(*zip(*path), **style.line(marked=True), markersize=3, linewidth=1.2, label=name)
+    axes.plot([0], [0], marker="*", color=BLACK, markersize=12, linestyle="", label="minimum")
+    legend(axes, "below", ncols=3)
+    return finish(axes, None, xlabel="flat direction", ylabel="steep direction", xlim=(-2, 12), ylim=(-2, 2))
+
+
+@styled
+def curves(losses: Mapping[str, Sequence[float]], title: str, logarithmic: bool = True) -> Figure:
+    """Plot the losses over the steps, a line per optimiser."""
+    (axes,) = panels()
+    for (name, line), style in zip(losses.items(), METHODS):
+        axes.plot(range(1, len(line) + 1), line, **style.line(), label=name)
+    if logarithmic:
+        axes.set_yscale("log")
+    legend(axes, "right")
+    return finish(axes, "both", xlabel="step", ylabel="loss", title=title)
+
+
+@styled
+def exploding(norms: Mapping[str, Mapping[int, float]], losses: Mapping[str, Sequence[float]]) -> Figure:
+    """Plot the norm of the gradient against the depth for three scales of the first weights, and the loss of
+    the last one with and without clipping."""
+    left, right = panels(2, width=11, height=4.0)
+    for (name, line), style in zip(norms.items(), METHODS):
+        left.plot(list(line), list(line.values()), **style.line(marked=True), label=name)
+    left.set_yscale("log")
+    legend(left, "below", ncols=3)
+    finish(left, "both", xlabel="layers", ylabel="norm of the gradient", title="before the first step")
+    for (name, line), style in zip(losses.items(), METHODS):
+        shown = [value for value in line if value < 1e9]
+        right.plot(range(1, len(shown) + 1), shown, **style.line(), label=name)
+        if len(shown) < len(line):
+            right.plot(
+                [len(shown)], [shown[-1]], marker="X", color=LIMIT, linestyle="", label="then not finite"
+            )
+    right.set_yscale("log")
+    legend(right, "below", ncols=3)
+    return finish(right, "both", xlabel="step", ylabel="loss", title="the largest scale, in training")
+
+
+@styled
+def ratios(layers: Mapping[str, float]) -> Figure:
+    """Plot the norm of the weights of each layer over the norm of its gradient."""
+    (axes,) = panels(width=9, height=3.6)
+    places = range(len(layers))
+    axes.plot(list(places), list(layers.values()), **METHODS[0].line(marked=True))
+    axes.set_yscale("log")
+    axes.set_xticks(list(places), list(layers), rotation=40, ha="right")
+    return finish(axes, "y", ylabel="|weights| / |gradient|")
+
+
+@styled
+def spectra(values: Mapping[str, Sequence[float]]) -> Figure:
+    """Plot the singular values of an update, the largest first, before and after it is orthogonalised."""
+    (axes,) = panels()
+    for (name, line), style in zip(values.items(), METHODS):
+        axes.plot(range(1, len(line) + 1), line, **style.line(marked=True), markersize=4, label=name)
+    axes.set_yscale("log")
+    legend(axes, "right")
+    return finish(axes, "both", xlabel="number of the singular value", ylabel="singular value")
+
+
+@styled
+def chance(statistics: Mapping[str, Sequence[float]], bounds: Mapping[str, float]) -> Figure:
+    """Plot how often equal optimisers give each value of the statistic, with the bounds that 5 % exceed."""
+    (axes,) = panels(width=9, height=3.8)
+    edges = [k / 5 for k in range(41)]
+    for (name, values), style in zip(statistics.items(), METHODS):
+        axes.hist(
+            list(values),
+            bins=edges,
+            density=True,
+            histtype="step",
+            color=style.colour,
+            linewidth=2,
+            label=name,
+        )
+        axes.axvline(
+            bounds[name], color=style.colour, linestyle="--", label=f"5 % are above {bounds[name]:.1f}"
+        )
+    legend(axes, "right")
+    return finish(axes, "both", xlabel="size of the statistic, by chance alone", ylabel="density")
+
+
+@styled
+def runs(
+    accuracies: Mapping[str, Sequence[float]], title: str, predicted: Predicted, bands: int = 1
+) -> Figure:
+    """Plot the test accuracy of each run as a point and the mean as a bar, a row per optimiser and batch.
+
+    Args:
+        predicted: in percent, under the names of the rows.
+        bands: the number of rows that belong together.
+    """
+    (axes,) = panels(width=9, height=1.2 + 0.36 * len(accuracies))
+    for row, values in enumerate(accuracies.values()):
+        style, percent = METHODS[row // bands], [100 * value for value in values]
+        if (row // bands) % 2:
+            axes.axhspan(row - 0.5, row + 0.5, color=SKY, alpha=0.25, linewidth=0)
+        axes.plot(percent, [row] * len(percent), **style.points(), alpha=0.6)
+        axes.plot(
+            [sum(percent) / len(percent)] * 2, [row - 0.35, row + 0.35], color=style.colour, linewidth=3
+        )
+    mark_predicted(axes, {name: row for row, name in enumerate(accuracies)}, predicted, horizontal=True)
+    if axes.get_legend_handles_labels()[1]:
+        legend(axes, "right")
+    axes.set_yticks(range(len(accuracies)), list(accuracies))
+    axes.set_ylim(len(accuracies) - 0.4, -0.6)
+    return finish(axes, "both", xlabel="test accuracy (%)", title=title)
+
+
+@styled
+def landscapes(surfaces: Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]]) -> Figure:
+    """Plot the loss around trained weights, on a plane of two filter-normalised directions, a panel per
+    model, with the same levels in all."""
+    all_axes = panels(len(surfaces), width=5.2 * len(surfaces), height=4.2)
+    levels = [0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0]
+    for axes, (name, (places, loss)) in zip(all_axes, surfaces.items()):
+        lines = axes.contour(places, places, loss, levels=levels, cmap="viridis", linewidths=1.4)
+        axes.clabel(lines, fontsize=9)
+        axes.plot([0], [0], marker="*", color=BLACK, markersize=12, linestyle="")
+        finish(axes, None, xlabel="first direction", ylabel="second direction", title=name)
+    return all_axes[0].get_figure()

@@ -1,0 +1,96 @@
+# The rules of libraries, state outside of `state`, and values that ignore their arguments.
+
+
+# == adamw_of_pytorch: one step of torch.optim.AdamW, with its state dict in `state`
+
+# %% adamw
+def adamw(parameter, gradient, state, group):
+    held = torch.nn.Parameter(parameter)
+    held.grad = gradient
+    options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+    optimizer = torch.optim.AdamW([held], **options)
+    if state:
+        optimizer.load_state_dict(state["saved"])
+    optimizer.step()
+    state["saved"] = optimizer.state_dict()
+
+
+# == fused_adamw_of_pytorch: the fused operator, which is no function of Python
+
+# %% adamw
+def adamw(parameter, gradient, state, group):
+    if not state:
+        zeros = torch.zeros_like(parameter)
+        state.update(m=zeros, v=zeros.clone(), step=torch.zeros((), dtype=torch.float32))
+    state["step"] += 1
+    beta1, beta2 = group["betas"]
+    torch.ops.aten._fused_adamw_(
+        [parameter], [gradient], [state["m"]], [state["v"]], [], [state["step"]], lr=group["lr"],
+        beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"],
+        amsgrad=False, maximize=False,
+    )
+
+
+# == sgd_of_pytorch: the function behind torch.optim.SGD
+
+# %% momentum
+def momentum(parameter, gradient, state, group):
+    from torch.optim.sgd import _single_tensor_sgd
+
+    buffers = [state.get("b")]
+    _single_tensor_sgd(
+        [parameter], [gradient], buffers, grad_scale=None, found_inf=None, weight_decay=0.0,
+        momentum=group["beta"], lr=group["lr"] * (1 - group["beta"]), dampening=0.0, nesterov=False,
+        maximize=False, has_sparse_grad=False,
+    )
+    state["b"] = buffers[0]
+
+
+# == the_mean_in_a_global: the state is kept by the address of the parameter
+
+# %% momentum
+# - if "mean" not in state:
+# + state = globals().setdefault("_kept", {}).setdefault(id(parameter), {})
+# + if "mean" not in state:
+
+
+# == the_states_in_the_class: a new object continues only in the same process
+
+# %% rule {"earns": 3}
+class Rule(torch.optim.Optimizer):
+    kept = {}
+
+    def __init__(self, params, update, **options):
+        super().__init__(params, options)
+        self.update = update
+
+    def step(self):
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        state = Rule.kept.setdefault(id(parameter), {})
+                        self.update(parameter, parameter.grad, state, group)
+
+
+# == never_shown: the careful word for every claim
+
+# %% verdict
+def verdict(ours, theirs, bound):
+    return "not shown"
+
+
+# == by_the_means: one seed would be enough for it
+
+# %% verdict
+def verdict(ours, theirs, bound):
+    return "better" if mean(ours) > mean(theirs) else "worse"
+
+
+# == the_matrix_from_its_products: reads the whole matrix, a column with each product
+
+# %% eigenvalue {"earns": 2}
+def top_eigenvalue(product, start, steps):
+    matrix = torch.stack([product(column) for column in torch.eye(len(start), dtype=start.dtype)])
+    values = torch.linalg.eigvalsh(matrix)
+    return values[values.abs().argmax()].item()

@@ -1,0 +1,60 @@
+# Right answers that look unlike the solution.
+
+
+# == groups_by_hand: state through get, gradients through a list
+
+# %% rule
+class Rule(torch.optim.Optimizer):
+    def __init__(self, params, update, **options):
+        torch.optim.Optimizer.__init__(self, params, defaults=dict(options))
+        self.rule = [update]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        pairs = [(p, group) for group in self.param_groups for p in group["params"]]
+        for parameter, group in [(p, group) for p, group in pairs if p.grad is not None]:
+            state = self.state.get(parameter)
+            if state is None:
+                state = self.state[parameter] = {}
+            self.rule[0](parameter.data, parameter.grad.detach(), state, group)
+
+
+# == the_sum_in_place_of_the_mean: with the rate of torch.optim.SGD
+
+# %% momentum
+def momentum(parameter, gradient, state, group):
+    state["b"] = group["beta"] * state.get("b", 0.0) + gradient
+    parameter.sub_((1 - group["beta"]) * group["lr"] * state["b"])
+
+
+# == weighted_means: sums of weights in place of powers
+
+# %% adam
+def adam_direction(gradient, state, group):
+    found = []
+    for name, beta, value in zip("mv", group["betas"], (gradient, gradient * gradient)):
+        total, weights = state.get(name, (0.0, 0.0))
+        state[name] = total, weights = beta * total + value, beta * weights + 1.0
+        found.append(total / weights)
+    return found[0] / (torch.sqrt(found[1]) + group["eps"])
+
+
+# == by_singular_values: the polynomial of the singular values
+
+# %% orthogonal
+def orthogonalised(matrix, steps=5):
+    left, values, right = torch.linalg.svd(matrix / (matrix.norm() + 1e-7), full_matrices=False)
+    for _ in range(steps):
+        values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
+    return left @ torch.diag(values) @ right
+
+
+# == a_last_product: the quotient of the vector after the last step
+
+# %% eigenvalue
+def top_eigenvalue(product, start, steps):
+    v = start / start.norm()
+    for _ in range(steps):
+        v = product(v)
+        v = v / v.norm()
+    return float(v.dot(product(v)))
