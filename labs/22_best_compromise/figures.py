@@ -139,7 +139,8 @@ def memory(mine: dict[str, dict[str, float]], planner: dict[str, float], limit: 
     ax.axvline(limit / GIB, color=LIMIT, linestyle="--")
     for row, parts in enumerate(mine.values()):
         if (total := sum(parts.values()) / GIB) > 300:
-            ax.text(298, row, f"{total:.0f} GiB ", ha="right", va="center", color="white")
+            told = f"{total:.0f} GiB, the planner {list(planner.values())[row] / GIB:.0f}"
+            ax.text(298, row, told, ha="right", va="center", color="white")
     return finish(ax, "x", xlabel="GiB (dashed: usable on an H100)", xlim=(0, 300))
 
 

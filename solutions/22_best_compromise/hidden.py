@@ -61,8 +61,8 @@ def check_other_compute(student, t):
 
 @check("choose", points=3, seconds=20)
 def check_other_clusters(student, t):
-    "At most 1.5 times the planner's best, on other models and clusters"
-    within(student, t, 1.5)
+    "At most 1.2 times the planner's best, on other models and clusters"
+    within(student, t, 1.2)
 
 
 @check("configs", points=1)

@@ -110,7 +110,7 @@ MUTANTS = [
     Mutant(
         "It is used with sequence parallelism too",
         "check_where",
-        says="would send the same",
+        says="its part only",
         replace={"return pp > 1 and tp > 1 and not sequence_parallel": "return pp > 1 and tp > 1"},
     ),
     # -- memory
@@ -172,10 +172,8 @@ MUTANTS = [
     Mutant(
         "The blocks of a rank are rounded down",
         "check_uneven",
-        says="the fullest one",
-        replace={
-            "v * math.ceil(config.num_layers / (pp * v)), b * seq": "v * (config.num_layers // (pp * v)), b * seq"
-        },
+        says="the fullest rank",
+        replace={"most_blocks(config, plan, seq), b * seq": "v * (config.num_layers // (pp * v)), b * seq"},
     ),
     Mutant(
         "The block that is computed again is forgotten",
@@ -196,6 +194,7 @@ MUTANTS = [
         "check_working",
         says="the logits, or",
         replace={"logits = (8 if tp > 1 else 12)": "logits = (4 if tp > 1 else 6)"},
+        also=("check_first_rank",),
     ),
     # -- time
     Mutant(
@@ -208,7 +207,10 @@ MUTANTS = [
         "The stages are taken to be equal",
         "check_fullest",
         says="as with",
-        replace={"v * math.ceil(layers / (pp * v))": "layers / pp"},
+        replace={
+            "m, blocks = batch // (dp * b), most_blocks(config, plan, seq)": "m, blocks = batch // (dp * b), config.num_layers / pp"
+        },
+        question="time",
     ),
     Mutant(
         "Tensor parallelism is always inside a node",
@@ -226,7 +228,7 @@ MUTANTS = [
         "A message has the whole activation",
         "check_messages",
         says="1/t of an activation",
-        replace={"pipeline_elements(b, seq, h) / tp / link": "pipeline_elements(b, seq, h) / link"},
+        replace={"pipeline_elements(b, seq, h) / tp": "pipeline_elements(b, seq, h)"},
     ),
     Mutant(
         "One stage sends messages too",
@@ -263,7 +265,7 @@ MUTANTS = [
     Mutant(
         "The slowest plan that fits is taken",
         "check_first_step",
-        says="at most 2.5",
+        says="at most 2",
         replace={"math.inf": "0.0", "if seconds < least:": "if seconds > least:"},
         question="choose",
         also=("check_second_step", "check_last_step", "check_other_clusters"),
@@ -271,7 +273,7 @@ MUTANTS = [
     Mutant(
         "The plan that needs the least memory is taken",
         "check_second_step",
-        says="at most 1.8",
+        says="at most 1.3",
         replace={
             "seconds = sum(step_time(config, plan, batch, seq, cluster).values())": """
             seconds = max(sum(parts.values()) for parts in ends)
@@ -282,7 +284,7 @@ MUTANTS = [
     Mutant(
         "The plan with the most traffic between copies is taken",
         "check_last_step",
-        says="at most 1.4",
+        says="at most 1.12",
         replace={
             "seconds = sum(step_time(config, plan, batch, seq, cluster).values())": """
             seconds = -step_time(config, plan, batch, seq, cluster)["data"]

@@ -260,9 +260,11 @@ def check_where(student, t):
         t.that(type(got) is bool, "needs_scatter_gather(...) should be True or False, not {got}", got=got)
         # ranks that hold the same whole activation, with a cut to send it over
         copies = tp if pp > 1 and not sequence else 1
-        message = (
-            "needs_scatter_gather(pp={pp}, tp={tp}, sequence_parallel={sequence}) is "
-            "{got}: {copies} rank(s) would send the "
-            "same activation over a cut"
+        why = (
+            "each rank of the stage would send the same activation"
+            if copies > 1
+            else "a rank has its part only"
         )
-        t.that(got == (copies > 1), message, pp=pp, tp=tp, sequence=sequence, got=got, copies=copies)
+        why = "there is no cut" if pp == 1 else why
+        message = "needs_scatter_gather(pp={pp}, tp={tp}, sequence_parallel={sequence}) is {got}: " + why
+        t.that(got == (copies > 1), message, pp=pp, tp=tp, sequence=sequence, got=got)

@@ -158,14 +158,14 @@ def drawn_cluster(t, per_node: int) -> dict[str, float]:
     }
 
 
-KINDS = ("few sequences", "slow links between nodes", "fast links", "no fast links in a node")
+KINDS = ("few sequences", "slow links", "fast links", "no NVLink", "little memory")
 
 
 def drawn_case(t, kind: str) -> dict:
     """A large model on a cluster on which ``kind`` decides what is best."""
     hidden = 1024 * t.integer(5, 10)
     config = LlamaConfig(
-        vocab_size=1000 * t.integer(16, 40),  # a head costs less than a block
+        vocab_size=1000 * t.integer(16, 128),
         hidden=hidden,
         intermediate=hidden * t.choice([11, 13, 14]) // 4,
         num_layers=8 * t.integer(5, 10),
@@ -182,9 +182,10 @@ def drawn_case(t, kind: str) -> dict:
             True,
             0.5,
         ),
-        "slow links between nodes": (t.choice(["a100-80", "h100-80"]), t.choice(["edr", "hdr"]), 1, True, 4),
+        "slow links": (t.choice(["a100-80", "h100-80"]), t.choice(["edr", "hdr"]), 1, True, 4),
         "fast links": (t.choice(["a100-80", "h200"]), "ndr", per_node, True, t.choice([2, 4])),
-        "no fast links in a node": (t.choice(["a100-80", "h100-80"]), "edr", per_node // 2, False, 2),
+        "little memory": (t.choice(["a100-80", "h100-80"]), "hdr", per_node, True, 1),
+        "no NVLink": (t.choice(["a100-80", "h100-80"]), "edr", per_node // 2, False, 2),
     }[kind]
     # heads that eight ranks can share
     config = replace(config, num_heads=8 * math.ceil(config.num_heads / 8))
@@ -193,5 +194,8 @@ def drawn_case(t, kind: str) -> dict:
         "machine": (card, per_node, fabric, ports, nvlink, gpus),
         "batch": int(gpus * sequences),
         "seq": t.choice([2048, 4096]),
-        "cap": int(gpu(card).usable_bytes * t.uniform(0.7, 1.0)),
+        "cap": int(
+            gpu(card).usable_bytes
+            * (t.uniform(0.45, 0.6) if kind == "little memory" else t.uniform(0.7, 1.0))
+        ),
     }
