@@ -12,7 +12,8 @@ weight), and the fault whose gradients are those of the trainer is named.
 - ``twin``: the trainer in one process
 - ``parts``: which part of a parameter a rank holds
 - ``directions``: the gradients of known faults
-- ``verdict``: compares, and names the fault
+- ``verdict``: compares one step, and names the fault
+- ``compare``: ``parity``, all of this for each step
 
 Differential testing of trainers: TTrace (arXiv:2506.09280). The cost is that of the steps on ranks, and for
 each step about (2 + ranks) * (micro-batches + 2) backward passes of the twin: use a small configuration.
