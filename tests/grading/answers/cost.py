@@ -1,7 +1,7 @@
 """What a hostile answer costs its grader, beside the limit of its question.
 
 ``python -m tests.grading.answers.cost [--only TEXT] [--from FILE]`` judges the answers of ``93_survival``,
-each in a process of its own, and prints the CPU seconds of the judge and of the student's processes, and how
+each in a separate process, and prints the CPU seconds of the judge and of the student's processes, and how
 much memory the judge has taken. The last line has the largest figures. No answer should cost more than three
 times the time that its question may take, or 1 GiB.
 """

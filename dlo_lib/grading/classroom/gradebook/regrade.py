@@ -25,7 +25,7 @@ MOST_NAMES = 10  # students named in a note
 
 
 @dataclass(frozen=True)
-class Change:
+class CheckChange:
     """A check of one student that gives other points than before.
 
     Attributes:
@@ -59,7 +59,7 @@ def keep_points(folder: Path, reports: Path, versions: Mapping[str, str]) -> Non
     write_text(folder / KEPT, json.dumps(kept, indent=1))
 
 
-def changes_of(folder: Path, reports: Path, versions: Mapping[str, str]) -> list[Change]:
+def changes_of(folder: Path, reports: Path, versions: Mapping[str, str]) -> list[CheckChange]:
     """Return the checks that give students other points than those kept, if other checks judged them since.
 
     Args:
@@ -77,11 +77,11 @@ def changes_of(folder: Path, reports: Path, versions: Mapping[str, str]) -> list
             points, was = check.points if check else 0.0, before.get((question, name), 0.0)
             if points != was:
                 title, status, message = (check.title, check.status, check.message) if check else ("", "", "")
-                found.append(Change(student, question, name, title, was, points, status, message))
+                found.append(CheckChange(student, question, name, title, was, points, status, message))
     return found
 
 
-def write_changes(folder: Path, changes: Iterable[Change]) -> list[str]:
+def write_changes(folder: Path, changes: Iterable[CheckChange]) -> list[str]:
     """Write ``changes.csv``, and return a note on each check by which students lose points. Without a change
     there is no file.
     """
@@ -95,7 +95,7 @@ def write_changes(folder: Path, changes: Iterable[Change]) -> list[str]:
         for each in listed
     ]  # fmt: skip
     write_text(folder / CHANGES, csv_text(HEADER, rows))
-    losses: dict[tuple[str, str, str], list[Change]] = {}
+    losses: dict[tuple[str, str, str], list[CheckChange]] = {}
     for each in listed:
         if each.now < each.before:
             losses.setdefault((each.question, each.check, each.title), []).append(each)

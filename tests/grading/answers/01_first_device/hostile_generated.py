@@ -1,7 +1,7 @@
 # Attacks of the generators that need to know what the exercise is about.
 
 
-# == growth_is_two: the growth factor is 2, whatever is given
+# == growth_is_two: the growth factor is 2 in every call
 # %% scaler {"by": "frozen", "argument": "growth_factor", "value": "2.0", "earns": "less"}
 
 

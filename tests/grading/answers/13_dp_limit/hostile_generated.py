@@ -9,5 +9,5 @@
 # %% state {"by": "constant", "value": "{'weights': 52572672, 'gradients': 52572672, 'optimizer': 105145344, 'temporaries': 0}"}
 
 
-# == always_fused: the step is fused, whatever is given
+# == always_fused: the step is fused in every call
 # %% state {"by": "frozen", "argument": "step", "value": "'fused'", "earns": "less"}
