@@ -103,12 +103,12 @@ def feedback(norms: Mapping[str, Sequence[float]], losses: Mapping[str, Sequence
 def variance(norms: Mapping[str, Sequence[float]], fires: Mapping[str, int | None]) -> Figure:
     """Norms of the raw and of the corrected variance; a dot is the step at which the rule is true."""
     (ax,) = panels(width=8, height=3.4)
-    for style, (name, values) in zip(METHODS, norms.items()):
+    for style, below, (name, values) in zip(METHODS, (True, False), norms.items()):
         ax.plot(range(1, len(values) + 1), values, **style.line(), label=name)
         step = fires[name]
         if step is not None:
             ax.plot(step, values[step - 1], "o", ms=9, color=style.colour)
-            place = {"textcoords": "offset points", "xytext": (4, 9), "fontsize": SMALL}
+            place = {"textcoords": "offset points", "xytext": (4, -18 if below else 9), "fontsize": SMALL}
             ax.annotate(f"step {step}", (step, values[step - 1]), **place)
     ax.legend()
     ax.set_ylim(0, 1.1 * max(max(values) for values in norms.values()))

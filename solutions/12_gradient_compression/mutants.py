@@ -252,7 +252,7 @@ MUTANTS = [
         "The rule is asked with the uncorrected variance",
         "check_adam",
         says="take that of the corrected v",
-        also=("check_adam_traffic",),
+        also=("check_adam_traffic", "check_adam_gradient"),
         replace={
             "self.norms.append(float(corrected.sum()))": "self.norms.append(float(self.variance.sum()))"
         },
@@ -261,7 +261,7 @@ MUTANTS = [
         "The correction of the frozen variance changes with the steps",
         "check_adam",
         says="it is frozen too",
-        also=("check_adam_warmup", "check_adam_traffic"),
+        also=("check_adam_warmup", "check_adam_traffic", "check_adam_gradient"),
         replace={"(self.frozen_at or self.steps)": "self.steps"},
     ),
     Mutant(
