@@ -9,7 +9,7 @@
 # You need no GPU: plans are predicted, not run, except two small ones at the end. Builds on labs 13 (memory of a step), 17
 # (bubbles) and 19 (tensor parallelism).
 #
-# The core exercises, predictions and the quiz take about 100 minutes; with the text and the demos plan 2 h. Each exercise has
+# The core exercises, predictions and the quiz take about 100 minutes; with the text and the demos plan 2 h 15. Each exercise has
 # a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
 # `lab.use_reference("name")` lets you continue without its points.
 #
@@ -586,7 +586,8 @@ def timed(function, *args):
 
 
 def line(cap, who, words, seconds, mfu, memory, took):
-    values = f"{seconds:.1f} s", f"{mfu:.1%}", f"{memory / GIB:.0f} GiB"
+    needs = f"{memory / GIB:.0f} GiB" + " (too much)" * (memory > cap)
+    values = f"{seconds:.1f} s", f"{mfu:.1%}", needs
     return f"{cap / GIB:.0f} GiB", who, words, *values, took
 
 

@@ -54,5 +54,5 @@ def choose(config, cluster, batch, seq, cap):
 # %% time {"earns": 1}
 def step_time(config, plan, batch, seq, cluster):
     moved = 4 * batch / plan["dp"] * plan["chunks"] * pipeline_elements(1, seq, config.hidden) / plan["tp"]
-    messages = moved / link(cluster, plan["dp"] * plan["tp"], 2) if plan["pp"] > 1 else 0
+    messages = moved / (MESSAGES * link(cluster, plan["dp"] * plan["tp"], 2)) if plan["pp"] > 1 else 0
     return {"compute": 0, "tensor": 0, "bubble": 0, "messages": messages, "data": 0}
