@@ -81,6 +81,15 @@ MUTANTS = [
         replace={"corrected = x + self.error": "corrected = x.add_(self.error)"},
     ),
     Mutant(
+        "The error is changed in place",
+        "check_feedback_argument",
+        says="what was sent for tensor 0",
+        replace={
+            "corrected = x + self.error": "self.error = corrected = self.error.add_(x) if self.error.dim() else x.clone()",
+            "self.error = corrected - sent": "self.error.sub_(sent)",
+        },
+    ),
+    Mutant(
         "All objects share one error",
         "check_feedback_objects",
         says="each has its own error",
@@ -256,6 +265,13 @@ MUTANTS = [
         replace={
             "self.norms.append(float(corrected.sum()))": "self.norms.append(float(self.variance.sum()))"
         },
+    ),
+    Mutant(
+        "The rule is asked with the Euclidean norm",
+        "check_adam",
+        says="the Euclidean norm",
+        also=("check_adam_traffic", "check_adam_gradient"),
+        replace={"float(corrected.sum())": "float(corrected.norm())"},
     ),
     Mutant(
         "The correction of the frozen variance changes with the steps",

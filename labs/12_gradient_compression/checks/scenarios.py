@@ -19,6 +19,19 @@ def fed(student, xs, compress):
 
 
 @scenario
+def kept(student, xs):
+    """The results of a compression that returns its argument, read at the end, and the state after the first
+    call of another one, read then and at the end."""
+    feedback, half = student.ErrorFeedback(lambda x: x), student.ErrorFeedback(lambda x: x / 2)
+    sent = [feedback(x) for x in xs]
+    half(xs[0])
+    state = half.state_dict()
+    before = {name: value.clone() if hasattr(value, "clone") else value for name, value in state.items()}
+    half(xs[1])
+    return [sent, [before[name] for name in before], [state[name] for name in before]]
+
+
+@scenario
 def fed_by_turns(student, xs, compress, other):
     """Two objects, which get the tensors by turns: what is sent for each tensor."""
     both = student.ErrorFeedback(compress), student.ErrorFeedback(other)

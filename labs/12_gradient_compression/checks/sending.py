@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, Run, check
-from dlo_lib.labkit.compare import every_rank, same, wrong_if
+from dlo_lib.labkit.compare import every_rank, near, same, wrong_if
 from dlo_lib.labkit.traffic import uses_what_arrives
 
 from . import scenarios, twins
@@ -213,7 +213,7 @@ def check_feedback(student, t):
 
 @check("feedback", points=1)
 def check_feedback_argument(student, t):
-    "The argument stays unchanged"
+    "The argument, the results and a state stay unchanged"
     size = t.integer(4, 9)
     xs, what = [t.normal(size) for _ in range(3)], Compression(t, size, 3)
     _, after = t.items(
@@ -222,6 +222,15 @@ def check_feedback_argument(student, t):
     moved = len(what.arrived) == 3 and not torch.equal(what.arrived[1], xs[1])
     t.that(moved, "not tested yet: no error is added, see the first check")
     same(t, after, xs, "argument {i} after the calls", rtol=0, atol=0)
+    xs = [t.normal(size) for _ in range(3)]
+    results = student.run(scenarios.kept, xs=[x.clone() for x in xs])
+    sent, before, later = t.items(results, 3, "the results")
+    what = "what was sent for tensor {i} by a compression that returns its argument, after the last call,"
+    same(t, sent, xs, what, rtol=1e-5, atol=1e-6)
+    t.that(
+        not before or near(later, before, 0, 0),
+        "a state changes in a later call: the error is changed in place",
+    )
 
 
 @check("feedback", points=1)

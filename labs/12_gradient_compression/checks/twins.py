@@ -105,13 +105,15 @@ def weighted(values: Sequence[Tensor], beta: float) -> Tensor:
 
 
 def last_of_warmup(
-    inputs: list[list[Tensor]], betas: tuple[float, float], warmup: int, corrected: bool, **_: object
+    inputs: list[list[Tensor]], form: str, betas: tuple[float, float], warmup: int, **_: object
 ) -> int:
-    """The last step of the warm-up; 0 if it does not end. ``corrected``: whether the rule gets that norm."""
+    """The last step of the warm-up; 0 if it does not end. ``form``: "raw" for the norm of v, "norm" for the
+    Euclidean norm of the corrected one."""
     norms, variance = [], torch.zeros_like(inputs[0][0])
     for step, gradients in enumerate(zip(*inputs), start=1):
         variance = betas[1] * variance + (1 - betas[1]) * (sum(gradients) / len(inputs)) ** 2
-        norms.append(float(variance.sum()) / (1 - betas[1] ** step if corrected else 1))
+        size = float(variance.norm() if form == "norm" else variance.sum())
+        norms.append(size / (1 if form == "raw" else 1 - betas[1] ** step))
     return first_stable(norms, betas[1], warmup)
 
 
@@ -130,8 +132,7 @@ def adam_path(
     means = [sum(own[step] for own in inputs) / world for step in range(steps)]
     raw = [weighted([mean**2 for mean in means[: step + 1]], betas[1]) for step in range(steps)]
     corrected = [value / (1 - betas[1] ** (step + 1)) for step, value in enumerate(raw)]
-    norms = [float(value.sum()) for value in (raw if mistake == "raw" else corrected)]
-    frozen = first_stable(norms, betas[1], warmup)
+    frozen = last_of_warmup(inputs, mistake if mistake in ("raw", "norm") else "", betas, warmup)
     path, momenta, momentum = [], [], torch.zeros_like(x)
     given, sent = [torch.zeros_like(x) for _ in inputs], [torch.zeros_like(x) for _ in inputs]
     shared, results = torch.zeros_like(x), torch.zeros_like(x)
