@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dlo_lib.grading.checks.contract import Kind, Trial, Wrong, scenario
+from dlo_lib.grading.checks.contract import Kind, Trial, Wrong, claimed, scenario
 from dlo_lib.grading.checks.runs import KEPT_NUMBERS
 from dlo_lib.grading.notebook.local_student import LocalStudent
 from dlo_lib.labkit.traffic import sends_one_of, uses_what_arrives
@@ -15,6 +15,11 @@ from dlo_lib.labkit.traffic import sends_one_of, uses_what_arrives
 @scenario
 def summed(student, rank, world, value, whole):
     return {"total": student.total(value, whole)}
+
+
+@scenario
+def with_a_claim(student, rank, world, value, whole):
+    return student.total(value, whole), claimed(float(value.sum()))
 
 
 @scenario
@@ -57,6 +62,12 @@ def test_the_received_sum_is_used(kind: Kind | None) -> None:
 def test_a_result_that_ignores_the_sum_is_wrong() -> None:
     with pytest.raises(Wrong, match="rank 1 does not depend .* of its all_reduce number 1 was changed"):
         judge(sends_and_forgets, rank=1)
+
+
+def test_a_claim_beside_the_result_is_no_evidence() -> None:
+    judge(all_reduced, which=with_a_claim)
+    with pytest.raises(Wrong, match="rank 0 does not depend"):
+        judge(sends_and_forgets, which=with_a_claim)
 
 
 def test_a_rank_that_makes_no_call_receives_nothing() -> None:
