@@ -47,18 +47,19 @@ def exploding(norms: Mapping[str, Mapping[int, float]], losses: Mapping[str, Seq
     for (name, line), style in zip(norms.items(), METHODS):
         left.plot(list(line), list(line.values()), **style.line(marked=True), label=name)
     left.set_yscale("log")
+    left.set_xticks(list(next(iter(norms.values()))))
     legend(left, "below", ncols=3)
     finish(left, "both", xlabel="layers", ylabel="norm of the gradient", title="before the first step")
     for (name, line), style in zip(losses.items(), METHODS):
         shown = [value for value in line if value < 1e9]
-        right.plot(range(1, len(shown) + 1), shown, **style.line(), label=name)
+        if len(shown) > 1:
+            right.plot(range(1, len(shown) + 1), shown, **style.line(), label=name)
         if len(shown) < len(line):
-            right.plot(
-                [len(shown)], [shown[-1]], marker="X", color=LIMIT, linestyle="", label="then not finite"
-            )
+            end = {"marker": "X", "color": LIMIT, "linestyle": "", "markersize": 9}
+            right.plot([len(shown)], [shown[-1]], **end, label=f"{name}: not finite after step {len(shown)}")
     right.set_yscale("log")
-    legend(right, "below", ncols=3)
-    return finish(right, "both", xlabel="step", ylabel="loss", title="the largest scale, in training")
+    legend(right, "below", ncols=2)
+    return finish(right, "both", xlabel="step", ylabel="loss", title="20 layers of 2 x Kaiming, in training")
 
 
 @styled
@@ -142,5 +143,7 @@ def landscapes(surfaces: Mapping[str, tuple[Sequence[float], Sequence[Sequence[f
         lines = axes.contour(places, places, loss, levels=levels, cmap="viridis", linewidths=1.4)
         axes.clabel(lines, fontsize=9)
         axes.plot([0], [0], marker="*", color=BLACK, markersize=12, linestyle="")
-        finish(axes, None, xlabel="first direction", ylabel="second direction", title=name)
+        finish(
+            axes, None, xlabel="first direction (1: norm of a filter)", ylabel="second direction", title=name
+        )
     return all_axes[0].get_figure()

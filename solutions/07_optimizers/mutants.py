@@ -13,8 +13,44 @@ MUTANTS = [
     Mutant(
         "One state for all parameters",
         "check_states",
-        says="All parameters share one state",
+        says="Parameters share one state",
         replace={"self.state[parameter], group)": 'self.state["all"], group)'},
+    ),
+    Mutant(
+        "One state for each group",
+        "check_states",
+        says="Parameters share one state",
+        replace={"self.state[parameter], group)": 'self.state[group["params"][0]], group)'},
+    ),
+    Mutant(
+        "A missing gradient ends the loop over its group",
+        "check_no_gradient",
+        says="where a gradient is None in one step",
+        replace={
+            """
+            if parameter.grad is not None:
+                self.update(parameter, parameter.grad, self.state[parameter], group)
+            """: """
+            if parameter.grad is None:
+                break
+            self.update(parameter, parameter.grad, self.state[parameter], group)
+            """
+        },
+    ),
+    Mutant(
+        "Autograd is switched off and never on again",
+        "check_states",
+        says="autograd records nothing",
+        replace={
+            """
+            with torch.no_grad():
+                for group in self.param_groups:
+            """: """
+            torch.set_grad_enabled(False)
+            if True:
+                for group in self.param_groups:
+            """
+        },
     ),
     Mutant(
         "The state is a new dict in each step",
@@ -62,6 +98,18 @@ MUTANTS = [
             'state["mean"].lerp_(gradient, 1 - group["beta"])': """
             state["mean"].mul_(group["beta"]).add_(gradient)
             """
+        },
+        question="momentum",
+    ),
+    Mutant(
+        "The rate is inside the mean, so a change of it acts late",
+        "check_momentum",
+        says="the value after step",
+        replace={
+            'state["mean"].lerp_(gradient, 1 - group["beta"])': """
+            state["mean"].lerp_(group["lr"] * gradient, 1 - group["beta"])
+            """,
+            'parameter -= group["lr"] * state["mean"]': 'parameter -= state["mean"]',
         },
         question="momentum",
     ),
@@ -121,6 +169,22 @@ MUTANTS = [
         "check_scaled",
         says="One norm for all gradients",
         replace={"gradient *= most / norm": "gradient *= min(1.0, most / gradient.norm().item())"},
+    ),
+    Mutant(
+        "New tensors are put into the list",
+        "check_scaled",
+        says="put no new ones into the list",
+        replace={
+            """
+            if norm > most:
+                for gradient in present:
+                    gradient *= most / norm
+            """: """
+            if norm > most:
+                gradients[:] = [None if gradient is None else gradient * most / norm for gradient in gradients]
+            """
+        },
+        also=("check_short",),
     ),
     Mutant(
         "Short gradients are stretched to the bound",
@@ -183,15 +247,23 @@ MUTANTS = [
         says="has the ratio 1",
         replace={"if parameter.ndim > 1 and weight > 0 and slope > 0:": "if weight > 0 and slope > 0:"},
     ),
+    Mutant(
+        "A matrix of zeros has the ratio 0",
+        "check_zeros",
+        says="A matrix of zeros never moves",
+        replace={
+            "if parameter.ndim > 1 and size > 0 and length > 0 else 1.0": "if parameter.ndim > 1 else 1.0"
+        },
+    ),
     # -- lion
     Mutant(
         "The average moves before the sign is taken",
         "check_lion",
-        says="that of the new average",
+        says="take the old one",
         replace={
             'update = state["mean"].lerp(gradient, 1 - beta1).sign()': """
             state["mean"].lerp_(gradient, 1 - beta2)
-            update = state["mean"].sign()
+            update = state["mean"].lerp(gradient, 1 - beta1).sign()
             """,
             """
             parameter -= group["lr"] * update
@@ -220,6 +292,12 @@ MUTANTS = [
         replace={'gradient.lerp(state["mean"], group["beta"]).flatten(1)': 'state["mean"].flatten(1)'},
     ),
     Mutant(
+        "The factor has the number of columns",
+        "check_muon",
+        says="the larger of rows and columns",
+        replace={"max(ahead.shape)": "ahead.shape[1]"},
+    ),
+    Mutant(
         "Vectors are orthogonalised as matrices of one row",
         "check_muon_vectors",
         says="the value after step",
@@ -238,6 +316,16 @@ MUTANTS = [
         "check_verdict",
         says="differ by",
         replace={"abs(difference) <= bound * s * math.sqrt(1 / n + 1 / m)": "abs(difference) <= bound * s"},
+    ),
+    Mutant(
+        "The two variances have the same weight, whatever the numbers of runs",
+        "check_verdict",
+        says="differ by",
+        replace={
+            "((n - 1) * stdev(ours) ** 2 + (m - 1) * stdev(theirs) ** 2) / (n + m - 2)": """
+            (stdev(ours) ** 2 + stdev(theirs) ** 2) / 2
+            """
+        },
     ),
     Mutant(
         "A spread is estimated from three runs",

@@ -21,20 +21,23 @@ def own_operators():
 
 
 def along(update, starts, gradients, options, refused):
-    """The values of all parameters after each step. After each step, values and states are replaced by
-    copies, as a resume does."""
+    """The values of all parameters after each step, and the gradients that the rule has got. The rule gets a
+    view of each value, and in step k the learning rate is 1 / k of the first. After each step, values and
+    states are replaced by copies, as a resume does."""
     import copy
 
     from dlo_lib.grading.checks.own_work import without
 
-    values, states, seen = [start.clone() for start in starts], [{} for _ in starts], []
+    values, states, seen, passed = [start.clone() for start in starts], [{} for _ in starts], [], []
     with without(*refused), own_operators() if refused else torch.no_grad():
-        for step in gradients:
-            for value, gradient, state in zip(values, step, states):
-                update(value, gradient.clone(), state, dict(options))
+        for number, step in enumerate(gradients, 1):
+            group = {**options, **({"lr": options["lr"] / number} if "lr" in options else {})}
+            passed.append([gradient.clone() for gradient in step])
+            for value, gradient, state in zip(values, passed[-1], states):
+                update(value.view(value.shape), gradient, state, dict(group))
             seen.append(values)
             values, states = [value.clone() for value in values], copy.deepcopy(states)
-    return seen
+    return [seen, passed]
 
 
 @scenario
@@ -99,15 +102,19 @@ def stepped(optimizer, parameters, gradients):
 
 
 @scenario
-def ruled(student, starts, gradients, rates, default, refused):
-    """The parameters after each step of ``Rule``; a group for each of ``rates``, None for the default."""
+def ruled(student, starts, gradients, sizes, rates, default, refused):
+    """The parameters after each step of ``Rule``, and whether autograd still records afterwards; a group of
+    ``sizes`` parameters for each of ``rates``, None for the default."""
     from dlo_lib.grading.checks.own_work import without
 
     parameters, groups = parameters_of(starts), []
-    for parameter, rate in zip(parameters, rates):
-        groups.append({"params": [parameter]} | ({} if rate is None else {"rate": rate}))
+    rest = iter(parameters)
+    for size, rate in zip(sizes, rates):
+        own = [next(rest) for _ in range(size)]
+        groups.append({"params": own} | ({} if rate is None else {"rate": rate}))
     with without(*refused):
-        return stepped(student.Rule(groups, counted, rate=default), parameters, gradients)
+        seen = stepped(student.Rule(groups, counted, rate=default), parameters, gradients)
+    return [seen, (2 * torch.ones(1, requires_grad=True)).requires_grad]
 
 
 @scenario
@@ -135,9 +142,14 @@ def resumed(student, starts, file, gradients, rate):
 
 @scenario
 def clipped(student, gradients, most):
-    """What clip_ returns, and the gradients afterwards."""
-    gradients = [None if gradient is None else gradient.clone() for gradient in gradients]
-    return [student.clip_(gradients, most), gradients]
+    """What clip_ returns, and the tensors of the list that it got, whatever the list holds afterwards."""
+    tensors = [None if gradient is None else gradient.clone() for gradient in gradients]
+    return [student.clip_(list(tensors), most), tensors]
+
+
+def part_loss(net, part):
+    """The mean over the samples of a part, times a factor of the part: parts cannot be joined."""
+    return part[2][0] * (net(part[0]) - part[1]).square().mean()
 
 
 @scenario
@@ -147,8 +159,8 @@ def accumulated(student, weight, batches, rate, most):
     model.weight.data.copy_(weight)
     optimizer, seen = torch.optim.SGD(model.parameters(), lr=rate), []
     for parts in batches:
-        student.accumulated_step(
-            model, lambda net, part: (net(part[0]) - part[1]).square().mean(), parts, optimizer, most
-        )
+        if not seen:
+            model.weight.grad = torch.ones_like(model.weight)  # of an earlier use
+        student.accumulated_step(model, part_loss, parts, optimizer, most)
         seen.append(model.weight.detach().clone())
     return seen

@@ -46,9 +46,17 @@ def direction(
 
 
 def moved(start: Tensor, updates: Sequence[Tensor], lr: float, decay: float = 0.0) -> list[Tensor]:
-    """The parameter after each step, with a decoupled decay: the age of an update decays it too."""
-    keep = 1 - lr * decay
-    return [start * keep**n - lr * sum_of(updates[:n], keep) for n in range(1, len(updates) + 1)]
+    """The parameter after each step, with a decoupled decay, which later steps apply to an update too. The
+    rate of step k is lr / k."""
+    rates = [lr / k for k in range(1, len(updates) + 1)]
+
+    def left(first: int, last: int) -> float:
+        return math.prod(1 - rate * decay for rate in rates[first:last])
+
+    return [
+        start * left(0, n) - sum(rates[k] * left(k + 1, n) * updates[k] for k in range(n))
+        for n in range(1, len(updates) + 1)
+    ]
 
 
 def momentum_updates(gradients: Sequence[Tensor], beta: float) -> list[Tensor]:
@@ -86,22 +94,22 @@ def adamw_of(start: Tensor, gradients: list[Tensor], options: dict[str, Any]) ->
     lr, decay, steps = options["lr"], options["weight_decay"], range(1, len(gradients) + 1)
     updates = [direction(gradients[:n], options) for n in steps]
     coupled, seen, value = [], [], start
-    for gradient in gradients:
+    for n, gradient in enumerate(gradients, 1):
         seen.append(gradient + decay * value)
-        value = value - lr * direction(seen, options)
+        value = value - lr / n * direction(seen, options)
         coupled.append(value)
-    after, value = [], start
-    for update in updates:
-        value = (value - lr * update) * (1 - lr * decay)
+    after, value, without, other = [], start, [], start
+    for n, update in enumerate(updates, 1):
+        value = (value - lr / n * update) * (1 - lr / n * decay)
+        other = other * (1 - decay) - lr / n * update
         after.append(value)
+        without.append(other)
     return {
         "right": moved(start, updates, lr, decay),
         "coupled": coupled,
         "after": after,
         "none": moved(start, updates, lr),
-        "without rate": [
-            start * (1 - decay) ** n - lr * sum_of(updates[:n], 1 - decay) for n in range(1, len(updates) + 1)
-        ],
+        "without rate": without,
     }
 
 
@@ -114,15 +122,16 @@ def lars_of(start: Tensor, gradients: list[Tensor], options: dict[str, Any]) -> 
     """The trajectory of LARS, and those of mistakes; a vector, and what is zero, has the ratio 1."""
     lr, decay, beta, trust = (options[name] for name in ("lr", "weight_decay", "beta", "trust"))
     found = {}
-    for way in ("right", "ratio 1", "no decay in the norm", "inverse", "rescaled"):
+    for way in ("right", "ratio 1", "no decay in the norm", "inverse", "rescaled", "frozen"):
         value, pulls, trace = start, [], []
-        for gradient in gradients:
+        for n, gradient in enumerate(gradients, 1):
             size, slope = float(value.square().sum().sqrt()), float(gradient.square().sum().sqrt())
             total = slope + (0 if way == "no decay in the norm" else decay * size)
             plain = way == "ratio 1" or (way != "rescaled" and start.ndim < 2) or not size * slope
             ratio = 1.0 if plain else trust * (total / size if way == "inverse" else size / total)
+            ratio *= size > 0 or way != "frozen"
             pulls.append(ratio * (gradient + decay * value))
-            value = value - lr * sum_of(pulls, beta)
+            value = value - lr / n * sum_of(pulls, beta)
             trace.append(value)
         found[way] = trace
     return found
@@ -133,15 +142,16 @@ def lamb_of(start: Tensor, gradients: list[Tensor], options: dict[str, Any]) -> 
     """The trajectory of LAMB, and those of mistakes."""
     lr, decay = options["lr"], options["weight_decay"]
     found = {}
-    for way in ("right", "ratio 1", "decay outside", "rescaled"):
+    for way in ("right", "ratio 1", "decay outside", "rescaled", "frozen"):
         value, trace = start, []
         for n in range(1, len(gradients) + 1):
             update = direction(gradients[:n], options)
             pull = update + (0 if way == "decay outside" else decay) * value
             size = value.square().sum().sqrt()
             plain = way == "ratio 1" or (way != "rescaled" and start.ndim < 2) or not float(size)
-            moved_by = pull if plain else size * unit(pull)
-            value = value - lr * moved_by - (lr * decay * value if way == "decay outside" else 0)
+            moved_by = pull if plain or not float(pull.abs().max()) else size * unit(pull)
+            moved_by = moved_by * (float(size) > 0 or way != "frozen")
+            value = value - lr / n * moved_by - (lr / n * decay * value if way == "decay outside" else 0)
             trace.append(value)
         found[way] = trace
     return found
@@ -165,6 +175,12 @@ def lion_of(start: Tensor, gradients: list[Tensor], options: dict[str, Any]) -> 
         "no decay": moved(start, right, lr),
         "one average": moved(start, [average(n + 1, beta2).sign() for n in steps], lr, decay),
         "swapped": moved(start, signs(beta2, beta1), lr, decay),
+        "moved first": moved(
+            start,
+            [(beta1 * average(n + 1, beta2) + (1 - beta1) * gradients[n]).sign() for n in steps],
+            lr,
+            decay,
+        ),
         "gradient": moved(start, [g.sign() for g in gradients], lr, decay),
     }
 
@@ -173,7 +189,7 @@ def polynomial(matrix: Tensor, steps: int, largest: bool = False) -> Tensor:
     """The Newton-Schulz iteration of a matrix, through its singular values; ``largest``: divided by the
     largest of them instead of the norm."""
     left, values, right = torch.linalg.svd(matrix, full_matrices=False)
-    values = values / (values.max() if largest else values.square().sum().sqrt())
+    values = values / (values.max() if largest else values.square().sum().sqrt() + 1e-7)
     a, b, c = COEFFICIENTS
     for _ in range(steps):
         values = values * (a + b * values**2 + c * values**4)
@@ -186,6 +202,8 @@ def orthogonal_of(matrix: Tensor, steps: int) -> dict[str, Tensor]:
     return {
         "right": polynomial(matrix, steps),
         "largest": polynomial(matrix, steps, largest=True),
+        "exact": torch.linalg.svd(matrix, full_matrices=False)[0]
+        @ torch.linalg.svd(matrix, full_matrices=False)[2],
         "fewer": polynomial(matrix, steps - 1),
         "more": polynomial(matrix, steps + 1),
     }
@@ -208,6 +226,7 @@ def muon_of(start: Tensor, gradients: list[Tensor], options: dict[str, Any]) -> 
         "right": moved(start, turned(ahead, factor), lr, decay),
         "not ahead": moved(start, turned(averages, factor), lr, decay),
         "no scale": moved(start, turned(ahead, 1.0), lr, decay),
+        "columns": moved(start, turned(ahead, 0.2 * math.sqrt(start[0].numel())), lr, decay),
         "gradient": moved(start, turned(gradients, factor), lr, decay),
         "no decay": moved(start, turned(ahead, factor), lr),
     }
@@ -239,33 +258,48 @@ def rule_of(
 
 @twin
 def descended(
-    weight: Tensor, batches: list[list[tuple[Tensor, Tensor]]], rate: float, most: float
+    weight: Tensor, batches: list[list[tuple[Tensor, Tensor, Tensor]]], rate: float, most: float
 ) -> dict[str, list[Tensor]]:
-    """The weight of a linear model after steps on whole batches, and with mistakes."""
+    """The weight of a linear model after steps on whole batches, and with mistakes. Before the first step the
+    gradient is 1."""
 
-    def slope(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        return 2 / y.numel() * (x @ w.T - y).T @ x
+    def slope(w: Tensor, x: Tensor, y: Tensor, factor: Tensor) -> Tensor:
+        return factor * 2 / y.numel() * (x @ w.T - y).T @ x
 
     def shortened(g: Tensor, limit: float) -> Tensor:
         return g * min(1.0, limit / float(g.square().sum().sqrt()))
 
     found = {}
-    for way in ("right", "mean of means", "sum", "last part", "kept", "each clipped", "not clipped"):
-        value, kept, trace = weight, torch.zeros_like(weight), []
+    ways = (
+        "right",
+        "mean of means",
+        "sum",
+        "last part",
+        "kept",
+        "each clipped",
+        "clipped again",
+        "not clipped",
+    )
+    for way in ways:
+        value, kept, trace = weight, torch.ones_like(weight), []
         for parts in batches:
-            whole = slope(value, *(torch.cat(column) for column in zip(*parts)))
-            each = [slope(value, x, y) for x, y in parts]
-            shares = [len(x) / sum(len(other) for other, _ in parts) for x, _ in parts]
-            ways = {
+            each = [slope(value, *part) for part in parts]
+            samples = sum(len(part[0]) for part in parts)
+            shares = [len(part[0]) / samples for part in parts]
+            whole = sum((share * g for share, g in zip(shares, each)), torch.zeros_like(weight))
+            again = torch.zeros_like(weight)
+            for share, g in zip(shares, each):
+                again = shortened(again + share * g, most)
+            other = {
                 "mean of means": sum(each) / len(each),
                 "sum": sum(each),
                 "last part": shares[-1] * each[-1],
                 "kept": whole + kept,
                 "each clipped": sum(share * shortened(g, most) for share, g in zip(shares, each)),
+                "clipped again": again,
             }
-            kept = shortened(
-                ways.get(way, whole), math.inf if way in ("not clipped", "each clipped") else most
-            )
+            free = way in ("not clipped", "each clipped")
+            kept = shortened(other.get(way, whole), math.inf if free else most)
             value = value - rate * kept
             trace.append(value)
         found[way] = trace
@@ -273,8 +307,10 @@ def descended(
 
 
 @twin
-def rayleigh(matrix: Tensor, start: Tensor, steps: int) -> float:
-    """The quotient after ``steps`` products with a symmetric matrix, from its eigenvalues."""
+def rayleigh(matrix: Tensor, start: Tensor, steps: int) -> dict[str, float]:
+    """The quotient after ``steps`` products with a symmetric matrix, from its eigenvalues; and the length of
+    the last product, which has no sign."""
     values, vectors = torch.linalg.eigh(matrix)
     weights = (vectors.T @ start).square() * (values / values.abs().max()) ** (2 * (steps - 1))
-    return float((weights * values).sum() / weights.sum())
+    weights = weights / weights.sum()
+    return {"right": float(weights @ values), "length": float((weights @ values**2).sqrt())}

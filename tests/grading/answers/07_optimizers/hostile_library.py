@@ -17,6 +17,7 @@ def adamw(parameter, gradient, state, group):
 
 # == fused_adamw_of_pytorch: the fused operator, which is no function of Python
 
+
 # %% adamw
 def adamw(parameter, gradient, state, group):
     if not state:
@@ -25,13 +26,24 @@ def adamw(parameter, gradient, state, group):
     state["step"] += 1
     beta1, beta2 = group["betas"]
     torch.ops.aten._fused_adamw_(
-        [parameter], [gradient], [state["m"]], [state["v"]], [], [state["step"]], lr=group["lr"],
-        beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"], eps=group["eps"],
-        amsgrad=False, maximize=False,
+        [parameter],
+        [gradient],
+        [state["m"]],
+        [state["v"]],
+        [],
+        [state["step"]],
+        lr=group["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
     )
 
 
 # == sgd_of_pytorch: the function behind torch.optim.SGD
+
 
 # %% momentum
 def momentum(parameter, gradient, state, group):
@@ -39,9 +51,18 @@ def momentum(parameter, gradient, state, group):
 
     buffers = [state.get("b")]
     _single_tensor_sgd(
-        [parameter], [gradient], buffers, grad_scale=None, found_inf=None, weight_decay=0.0,
-        momentum=group["beta"], lr=group["lr"] * (1 - group["beta"]), dampening=0.0, nesterov=False,
-        maximize=False, has_sparse_grad=False,
+        [parameter],
+        [gradient],
+        buffers,
+        grad_scale=None,
+        found_inf=None,
+        weight_decay=0.0,
+        momentum=group["beta"],
+        lr=group["lr"] * (1 - group["beta"]),
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        has_sparse_grad=False,
     )
     state["b"] = buffers[0]
 
@@ -56,7 +77,8 @@ def momentum(parameter, gradient, state, group):
 
 # == the_states_in_the_class: a new object continues only in the same process
 
-# %% rule {"earns": 3}
+
+# %% rule {"earns": "less"}
 class Rule(torch.optim.Optimizer):
     kept = {}
 
@@ -75,6 +97,7 @@ class Rule(torch.optim.Optimizer):
 
 # == never_shown: the careful word for every claim
 
+
 # %% verdict
 def verdict(ours, theirs, bound):
     return "not shown"
@@ -82,12 +105,14 @@ def verdict(ours, theirs, bound):
 
 # == by_the_means: one seed would be enough for it
 
+
 # %% verdict
 def verdict(ours, theirs, bound):
     return "better" if mean(ours) > mean(theirs) else "worse"
 
 
 # == the_matrix_from_its_products: reads the whole matrix, a column with each product
+
 
 # %% eigenvalue {"earns": 2}
 def top_eigenvalue(product, start, steps):

@@ -21,6 +21,7 @@ class Rule(torch.optim.Optimizer):
 
 # == the_sum_in_place_of_the_mean: with the rate of torch.optim.SGD
 
+
 # %% momentum
 def momentum(parameter, gradient, state, group):
     state["b"] = group["beta"] * state.get("b", 0.0) + gradient
@@ -28,6 +29,7 @@ def momentum(parameter, gradient, state, group):
 
 
 # == weighted_means: sums of weights in place of powers
+
 
 # %% adam
 def adam_direction(gradient, state, group):
@@ -41,6 +43,7 @@ def adam_direction(gradient, state, group):
 
 # == by_singular_values: the polynomial of the singular values
 
+
 # %% orthogonal
 def orthogonalised(matrix, steps=5):
     left, values, right = torch.linalg.svd(matrix / (matrix.norm() + 1e-7), full_matrices=False)
@@ -49,12 +52,13 @@ def orthogonalised(matrix, steps=5):
     return left @ torch.diag(values) @ right
 
 
-# == a_last_product: the quotient of the vector after the last step
+# == quotient_of_long_vectors: divides by v . v in place of the length
+
 
 # %% eigenvalue
 def top_eigenvalue(product, start, steps):
-    v = start / start.norm()
+    v, following = None, start
     for _ in range(steps):
-        v = product(v)
-        v = v / v.norm()
-    return float(v.dot(product(v)))
+        v = following / following.abs().max()
+        following = product(v)
+    return float(v.dot(following) / v.dot(v))
