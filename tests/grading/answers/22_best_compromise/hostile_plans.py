@@ -51,6 +51,7 @@ def choose(config, cluster, batch, seq, cap):
 
 # == nothing_computes: all parts but the messages are 0, so that a bubble of 0 is a right share of them
 
+
 # %% time {"earns": 1}
 def step_time(config, plan, batch, seq, cluster):
     moved = 4 * batch / plan["dp"] * plan["chunks"] * pipeline_elements(1, seq, config.hidden) / plan["tp"]

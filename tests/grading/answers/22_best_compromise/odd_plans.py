@@ -35,6 +35,7 @@ def choose(config, cluster, batch, seq, cap):
 
 # == event_by_event: the bubble is counted from the ends of the micro-batches
 
+
 # %% bubble
 def bubble(gpus, tp, dp, batch, micro_batch=1):
     stages, count = gpus // (tp * dp), batch // (dp * micro_batch)
