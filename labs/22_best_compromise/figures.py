@@ -7,11 +7,16 @@ from matplotlib.figure import Figure
 
 from dlo_lib.labkit.figures import (
     BLACK,
+    BLUE,
     GIB,
+    GREEN,
     LIMIT,
     METHODS,
     MUTED,
+    SKY,
     SMALL,
+    VERMILLION,
+    WINE,
     finish,
     legend,
     log_ticks,
@@ -23,7 +28,7 @@ from dlo_lib.planner.explain import COLOURS as TIME_COLOURS
 from dlo_lib.profiling import Part
 from dlo_lib.profiling.plot import COLOURS as MEMORY_COLOURS
 
-MINE = ("#13589A", "#F0B429", "#C25000", "#0E8256", "#882255")
+MINE = (BLUE, SKY, VERMILLION, GREEN, WINE)
 """Of the student's parts: of memory, and of time."""
 
 

@@ -210,7 +210,7 @@ figures.curves({f"momentum, lr {lr:.2g}": losses}, "the best of 18 rates")
 # $$\hat m = \frac{m}{1 - \beta_1^t} \qquad \hat v = \frac{v}{1 - \beta_2^t} \qquad u = \frac{\hat m}{\sqrt{\hat v} + \epsilon}$$
 #
 # Both averages start at 0, so the first ones are too small; the divisors correct that (the exponential mean of lab
-# 06). $\epsilon$ stands **beside** the root. Some slides have it inside: then it acts on $\sqrt\epsilon$, $10^{-4}$
+# 06). $\epsilon$ stands **beside** the root. Some slides have it inside: then it acts on $\sqrt{\epsilon}$, $10^{-4}$
 # in place of $10^{-8}$.
 #
 # Later rules need the direction $u$ too, so write it alone: the function returns $u$, a new tensor, and moves

@@ -241,7 +241,7 @@ lab.check("topk")
 # %% [markdown] id="diverges_text"
 # ### It can diverge
 #
-# Three ranks minimise the mean of three convex functions of three numbers, $f_i(x) = (a_i \cdot x)^2 + \frac14 \|x\|^2$. Gradient
+# Three ranks minimise the mean of three convex functions of three numbers, $f_i(x) = (a_i \cdot x)^2 + \frac{1}{4} \|x\|^2$. Gradient
 # descent moves towards the minimum, $x = 0$. Then each rank sends the *largest* element of its gradient only
 # (in the figures, ranks are simulated in this process: that is fast, and the numbers are the same).
 
@@ -462,7 +462,7 @@ lab.check("onebit")
 #
 # The gradient of a layer is a matrix $M$ with $n$ rows and $m$ columns. One step of a *power iteration* approximates the mean over ranks by a matrix of rank $r$:
 #
-# $$P = \mathrm{orthonormal}\Big(\sum_{\text{ranks}} M Q\Big) \qquad Q \leftarrow \mathrm{mean}_{\text{ranks}}(M^\top P) \qquad \text{result} = P Q^\top$$
+# $$P = \mathrm{orthonormal}\left(\sum_{\text{ranks}} M Q\right) \qquad Q \leftarrow \mathrm{mean}_{\text{ranks}}(M^\top P) \qquad \text{result} = P Q^\top$$
 #
 # - $M$ is the gradient of the rank plus its error: error feedback again. What is sent for this rank is the *result*: $e \leftarrow M - P Q^\top$.
 # - `orthonormal` makes the columns orthonormal; they span the same space. Gram–Schmidt: divide each column by its norm, after
@@ -665,7 +665,7 @@ figures.variance({"v": raw, "corrected v": corrected}, fires)
 #
 # - **Warm-up**: the gradient is the exact mean over the ranks (one all-reduce). $m \leftarrow \beta_1 m + (1-\beta_1)\, g$ and $v \leftarrow \beta_2 v + (1-\beta_2)\, g^2$.
 # - **Compressed**: $m \leftarrow \beta_1 m + (1-\beta_1)\, g$ with the gradient of *this* rank; then $m$ becomes the one-bit mean of the ranks' $m$. $v$ stays.
-# - **Both**: $x \leftarrow x - \text{lr} \cdot \frac{m}{1 - \beta_1^t} \big/ \big(\sqrt{\hat v} + \epsilon\big)$, in place. The correction of $v$ is frozen with it: $\hat v$ keeps the value of the last warm-up step.
+# - **Both**: $x \leftarrow x - \text{lr} \cdot \frac{m}{1 - \beta_1^t} / (\sqrt{\hat v} + \epsilon)$, in place. The correction of $v$ is frozen with it: $\hat v$ keeps the value of the last warm-up step.
 # - After each step of the warm-up, append $\|\hat v_t\|_1$ to `norms` and ask your `is_stable`. If it is true, `frozen_at` becomes $t$: the *next* step is compressed.
 
 

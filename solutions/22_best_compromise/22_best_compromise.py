@@ -514,8 +514,8 @@ figures.times(times, {name: rated(request, plan).seconds for name, plan in shown
 # A plan is valid if
 #
 # - $p \cdot t \cdot d$ is the number of GPUs, and $d\,b$ divides the batch;
-# - $t$ divides `num_kv_heads`, and $p \cdot v \le L$;
-# - interleaved 1F1B ($v > 1$) has a pipeline and $m \ge p$; a plan that is `sharded` has $d > 1$.
+# - $t$ divides `num_kv_heads`, and $p \cdot v \leq L$;
+# - interleaved 1F1B ($v > 1$) has a pipeline and $m \geq p$; a plan that is `sharded` has $d > 1$.
 #
 # Two hints for the search: powers of two are enough for $t$, $b$ and $v$, but stages may be any divisor of the number of GPUs; and your
 # memory is not exact, so leave a few percent free below the cap: one plan that does not fit loses the points of its check.
@@ -586,7 +586,7 @@ def timed(function, *args):
 
 
 def line(cap, who, words, seconds, mfu, memory, took):
-    needs = f"{memory / GIB:.0f} GiB" + " (too much)" * (memory > cap)
+    needs = f"{memory / GIB:.0f} GiB" + (" (too much)" if memory > cap else "")
     values = f"{seconds:.1f} s", f"{mfu:.1%}", needs
     return f"{cap / GIB:.0f} GiB", who, words, *values, took
 
