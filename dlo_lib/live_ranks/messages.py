@@ -61,11 +61,14 @@ class RankCell:
 def send_request(
     channel: socket.socket, kind: bytes, content: bytes = b"", files: tuple[int, ...] = ()
 ) -> None:
-    """Send a request to a rank, which reads at any time."""
+    """Send a request to a rank, which reads at any time. A rank that has ended receives nothing: the server
+    reports its end to the supervisor."""
     channel.setblocking(True)
     try:
         socket.send_fds(channel, [HEADER.pack(kind, len(content))], files)
         channel.sendall(content)
+    except (BrokenPipeError, ConnectionResetError):
+        return
     finally:
         channel.setblocking(False)
 

@@ -15,6 +15,7 @@ is broken after 2; the names of these variables are reported.
 from __future__ import annotations
 
 import json
+import select
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -221,16 +222,34 @@ class Session:
         return request.states
 
     def _replace_the_dead(self, transcripts: Sequence[Transcript]) -> list[str]:
-        """Replace the ranks whose processes have ended since the last request."""
+        """Replace the ranks whose processes have ended since the last request.
+
+        A channel hangs up before the server reports the end of its rank.
+        """
         request = _Request(self._launch, self._watcher, transcripts, (), lambda: None)
         try:
-            seen = -1
-            while seen < len(request.ended):  # each look reads the end of one rank
-                seen = len(request.ended)
-                request.wait(None, 0)
+            began = time.monotonic()
+            while True:
+                seen, gone = len(request.ended), self._hung_up() - request.ended
+                request.wait(None, POLL_S if gone else 0)  # each look reads the end of one rank
+                if len(request.ended) > seen:
+                    continue
+                if not gone:
+                    break
+                if time.monotonic() - began > _KILL_AFTER_S:
+                    for rank in gone:
+                        self._launch.kill(rank)
         finally:
             request.close()
         return self._renew(request.ended, tr("A rank has ended")) if request.ended else []
+
+    def _hung_up(self) -> set[int]:
+        """Return the ranks whose processes have closed their channels, as a process does that ends."""
+        looks = select.poll()
+        places = {files.channel.fileno(): rank for rank, files in enumerate(self._launch.files)}
+        for place in places:
+            looks.register(place, 0)
+        return {places[place] for place, event in looks.poll(0) if event & select.POLLHUP}
 
     def _recover(self, request: _Request) -> str:
         """Stop the ranks that still work; return why they need a new process group, or ""."""
