@@ -22,7 +22,7 @@ REFERENCE = "test_the_reference_scores_full_marks"
 NOTEBOOK = "test_reference_notebook_runs"
 NOT_RUN = "–"
 HEADING = "## compat\n"
-README_LINE = re.compile(r"^.*\[the table of what was run\]\(COMPATIBILITY\.md\).*$", re.MULTILINE)
+README_LINE = re.compile(r"^.*\[what was run\]\(COMPATIBILITY\.md\).*$", re.MULTILINE)
 
 Record = dict[str, dict[str, Any]]
 """For each pair, such as "2.8.0/3.12": its releases, the results of its labs and rooms, its whole run."""
@@ -289,16 +289,15 @@ def summary(record: Record) -> str:
     """Return the line of the README. It tells how many labs are still to be run with a pair."""
     found = {short(column): marks(column) for _, column in ordered(record)}
     every = len({lab for column in record.values() for lab in column[LABS]})
-    parts = []
+    alike: dict[str, list[str]] = {}
     for name, (full, ran) in found.items():
         left = f" ({every - ran} still to run)" if ran < every else ""
-        parts += [f"{name}, {full} of {ran}{left}; "] if ran else []
-    pairs = "".join(parts)
-    return (
-        f"Labs with full marks by PyTorch / Python: {pairs}see [the table of what was run](COMPATIBILITY.md)."
-    )
+        if ran:
+            alike.setdefault(f"{full} of {ran}{left}", []).append(name)
+    pairs = "".join(f"{result} on {', '.join(names)}; " for result, names in alike.items())
+    return f"Labs with full marks, by PyTorch/Python: {pairs}see [what was run](COMPATIBILITY.md)."
 
 
 def short(column: dict[str, Any]) -> str:
-    """Return a column's releases, such as "2.8 / 3.12"."""
-    return " / ".join(".".join(map(str, numbers(column[name])[:2])) for name in ("torch", "python"))
+    """Return a column's releases, such as "2.8/3.12"."""
+    return "/".join(".".join(map(str, numbers(column[name])[:2])) for name in ("torch", "python"))

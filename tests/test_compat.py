@@ -319,7 +319,7 @@ def test_the_results_and_the_readme_have_their_part(table, record):
         "\n## compat\n\nnew\n\n## last\n"
     )
     line = table.summary(record)
-    assert "2.8 / 3.12, 1 of 4; 2.10 / 3.12, 1 of 1 (3 still to run); see" in line
+    assert "1 of 4 on 2.8/3.12; 1 of 1 (3 still to run) on 2.10/3.12; see" in line
     assert table.README_LINE.sub("x", f"before\n{line}\nafter") == "before\nx\nafter"
 
 
