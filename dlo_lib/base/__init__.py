@@ -14,6 +14,7 @@ Processes:
 
 - ``lifetime``: a process that ends with its parent
 - ``interpreter``: Python for a process of the library
+- ``cores``: the CPU cores that a process may use
 - ``one_thread``: numpy without the threads of OpenBLAS
 - ``garbage``: imports without the garbage collector
 - ``huge_pages``: memory in huge pages, which makes a fork cheaper

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, TaskID
 
+from dlo_lib.base.cores import usable_cores
 from dlo_lib.base.errors import UserError
 from dlo_lib.base.text import tr
 from dlo_lib.cli.course import Course
@@ -105,7 +105,7 @@ def grade(
                     progress.console.print(line)
 
                 shown = _Running(progress, bar, title)
-                options = Options(jobs or len(os.sched_getaffinity(0)), resume, only, unsafe, keep_manual)
+                options = Options(jobs or usable_cores(), resume, only, unsafe, keep_manual)
                 table = grade_lab(info, course, show, options, judges, shown)
     console.print(table.shown())
     for note in table.notes:

@@ -33,6 +33,7 @@ from typing import Any, NoReturn, TextIO
 import torch
 import torch.distributed as dist
 
+from dlo_lib.base.cores import usable_cores
 from dlo_lib.base.lifetime import die_with
 from dlo_lib.base.torch_compat import divide_averages_of_gloo, repair_pipelining
 from dlo_lib.base.worker_start import start_workers_by_fork
@@ -197,8 +198,7 @@ def _apply_caller_state(job: LaunchSpec, rank: int) -> None:
     register_sources(job.sources)
     start_workers_by_fork()
     gc.enable()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(max(1, cores // job.ranks_here))
+    torch.set_num_threads(max(1, usable_cores() // job.ranks_here))
     random.seed(SEED)
     torch.manual_seed(SEED)
     if "numpy" in sys.modules:

@@ -8,7 +8,6 @@ first calibration run, whose time shows how busy the machine is.
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from dlo_lib.base.cores import usable_cores
 from dlo_lib.base.torch_compat import all_gather_single, reduce_scatter_single
 from dlo_lib.launch import run_ranks
 from dlo_lib.models import Llama, LlamaConfig
@@ -111,10 +111,9 @@ def measure(
         cores: that ranks share; None for those of this process.
         steps, messages: how often each is measured.
     """
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = run_ranks(_calibrate, 2, runs, list(forms.values()), steps, messages)
     seconds = np.mean([each for each, _ in ranks], 0)
-    machine = fit_machine(runs, seconds[: len(runs)], cores or here)
+    machine = fit_machine(runs, seconds[: len(runs)], cores or usable_cores())
     times = np.mean([each for _, each in ranks], 0)  # (kinds, sizes)
     sent = 4 * np.array(SIZES) * np.array([[1.0], [0.5], [0.5], [1.0], [0.5], [0.5]])
     byte = np.maximum(times[:, 1] - times[:, 0], 0) / (sent[:, 1] - sent[:, 0])
