@@ -142,8 +142,7 @@ def _judge_file(twin: Twin, records: list[RankRecord]) -> ParityReport:
         if findings and (twice := _same_rows(reads, samples(batch), number)):
             findings = [twice]
         largest = max(largest, step.verdict.largest)
-        if fine and all(finding.fault is TrainerFault.NOT_REDUCED for finding in findings):
-            findings = []  # the optimiser adds them itself
+        findings = _left(findings, fine)
         notes = _not_tried(step.max_norm, reading.right)
         if findings:
             break
@@ -166,9 +165,7 @@ def _judge_marked(records: list[RankRecord], same_data: bool) -> ParityReport:
         step = StepJudge(number, parts, records, reading, dict)
         step.gradients()
         fine = step.updates(before, first.steps[number].twin, held)
-        findings = step.verdict.findings
-        if fine and all(finding.fault is TrainerFault.NOT_REDUCED for finding in findings):
-            findings = []
+        findings = _left(step.verdict.findings, fine)
         if doubled and not same_data:
             said = f"ranks {doubled[0]} and {doubled[1]} read the same samples: give each rank its own share"
             hint = " (or --same-data, if they share the work on them)"
@@ -180,6 +177,14 @@ def _judge_marked(records: list[RankRecord], same_data: bool) -> ParityReport:
         held = {part: records[part.rank].steps[number].after[part.key] for part in parts}
         before, earlier = first.steps[number].twin, step.asked
     return _report(records, parts, largest, findings, notes)
+
+
+def _left(findings: list[ParityFinding], fine: bool) -> list[ParityFinding]:
+    """Return the findings of a step whose updates are ``fine`` or not: an optimiser may add the gradients of
+    the ranks itself."""
+    if fine and all(finding.fault is TrainerFault.NOT_REDUCED for finding in findings):
+        return []
+    return findings
 
 
 def _report(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +130,19 @@ def gradients_of(loss: Tensor, parameters: Mapping[str, Tensor]) -> Gradients:
     return result
 
 
-def total_norm(tensors: Iterator[Tensor] | list[Tensor]) -> float:
+def total_norm(tensors: list[Tensor]) -> float:
     """Return the 2-norm of all elements."""
     return float(torch.stack([tensor.square().sum() for tensor in tensors]).sum().sqrt())
+
+
+def clip_factor(norm: float, max_norm: float) -> float:
+    """Return the factor by which ``clip_grad_norm_`` scales gradients of this norm."""
+    return min(1.0, max_norm / (norm + 1e-6))
 
 
 def clip(gradients: Gradients, max_norm: float | None) -> Gradients:
     """Return the gradients as ``clip_grad_norm_`` scales them."""
     if max_norm is None:
         return gradients
-    factor = min(1.0, max_norm / (total_norm(list(gradients.values())) + 1e-6))
+    factor = clip_factor(total_norm(list(gradients.values())), max_norm)
     return {name: factor * one for name, one in gradients.items()}

@@ -13,7 +13,7 @@ from torch import Tensor
 from dlo_lib.planner.parity.directions import Direction, Factor, Reading, TrainerFault, directions, factors
 from dlo_lib.planner.parity.parts import Gradients, ParameterPart
 from dlo_lib.planner.parity.trial import RankRecord
-from dlo_lib.planner.parity.twin import clip, total_norm
+from dlo_lib.planner.parity.twin import clip, clip_factor, total_norm
 
 GRADIENT_TOLERANCE = 1e-9
 """The largest difference of a gradient relative to its largest element: float64 gives 1e-14."""
@@ -52,6 +52,12 @@ def difference(ours: Tensor, twin: Tensor, floor: float) -> float:
     return found / scale if scale else found
 
 
+def multiple_of(ours: Tensor, twin: Tensor, of_nothing: float = 0.0) -> float:
+    """Return the factor by which the twin is nearest to ours; ``of_nothing`` if the twin is zero."""
+    square = float(twin.square().sum())
+    return float((ours * twin).sum()) / square if square else of_nothing
+
+
 @dataclass(frozen=True)
 class _Fit:
     """How the gradients of a rank are explained: a direction, its factor, and the parameters that differ."""
@@ -69,8 +75,7 @@ def fit(ours: Mapping[ParameterPart, Tensor], tried: list[Direction], rank: int,
         ratios = {}
         for part, tensor in ours.items():
             twin = part.of(whole)
-            square = float(twin.square().sum())
-            ratio = float((tensor * twin).sum()) / square if square else 1.0
+            ratio = multiple_of(tensor, twin, of_nothing=1.0)
             if difference(tensor, ratio * twin, floor) < GRADIENT_TOLERANCE:
                 ratios[part] = ratio
         weighed = {part: ratio for part, ratio in ratios.items() if float(part.of(whole).abs().max()) > floor}
@@ -168,7 +173,7 @@ class StepJudge:
             return False
         each = [one.factor for one in held]
         norm = total_norm(list(self.reading.right.values()))
-        asked = 1.0 if self.max_norm is None else min(1.0, self.max_norm / (norm + 1e-6))
+        asked = 1.0 if self.max_norm is None else clip_factor(norm, self.max_norm)
         if all(abs(factor - asked) < 2e-6 / max(norm, 1e-3) for factor in each):
             # Clipped without the 1e-6 of PyTorch; in 2.8, each rank of ``fully_shard`` adds 1e-6.
             self.asked = {name: each[0] * one for name, one in self.reading.right.items()}
@@ -176,7 +181,7 @@ class StepJudge:
         own = [total_norm([part.of(self.reading.right) for part in self.of_rank(rank, True)])
                for rank in range(len(held))]  # fmt: skip
         of_part = self.max_norm is not None and all(
-            abs(factor - min(1.0, self.max_norm / (one + 1e-6))) < 1e-5 for factor, one in zip(each, own)
+            abs(factor - clip_factor(one, self.max_norm)) < 1e-5 for factor, one in zip(each, own)
         )
         if not of_part and all(_close(factor, each[0]) for factor in each):
             return False
@@ -278,8 +283,7 @@ class StepJudge:
                 (part.name,),
             )
             return
-        square = float(twin.square().sum())
-        ratio = float((ours * twin).sum()) / square if square else 0.0
+        ratio = multiple_of(ours, twin)
         exact = difference(ours, ratio * twin, self.floor) < GRADIENT_TOLERANCE
         how = f"{ratio:.6g} times that of one process" if exact else "not that of one process"
         self.say(
@@ -305,8 +309,7 @@ class StepJudge:
             self.verdict.largest = max(self.verdict.largest, off)
             if off < UPDATE_TOLERANCE:
                 continue
-            square = float(twin.square().sum())
-            ratio = float((ours * twin).sum()) / square if square else 0.0
+            ratio = multiple_of(ours, twin)
             if not float(ours.abs().max()):
                 wrong[part.name] = "keeps its value: the optimiser of the ranks does not have it"
             elif difference(ours, ratio * twin, floor) < UPDATE_TOLERANCE:
