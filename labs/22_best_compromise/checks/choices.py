@@ -57,8 +57,7 @@ def mean_of(ratios: list[float]) -> float:
 
 
 def within(student, t, most: float) -> None:
-    """The geometric mean of the time over the planner's best, on one case of each kind, "
-    "is at most ``most``."""
+    """The geometric mean of the time over the planner's best, on a case of each kind, is at most ``most``."""
     ratios = []
     for kind in KINDS:
         case = drawn_case(t, kind)
@@ -68,10 +67,8 @@ def within(student, t, most: float) -> None:
         ratios.append(found.seconds / least_seconds(case))
     message = (
         "your steps take {mean:.2f} times the planner's best, at most {most} earns these "
-        "points. By case: few "
-        "sequences {few:.2f}, slow links {slow:.2f}, fast links {fast:.2f}, no NVLink "
-        "{pcie:.2f}, little memory "
-        "{little:.2f}"
+        "points. By case: few sequences {few:.2f}, slow links {slow:.2f}, fast links {fast:.2f}, no NVLink "
+        "{pcie:.2f}, little memory {little:.2f}"
     )
     values = dict(zip(("few", "slow", "fast", "pcie", "little"), ratios))
     t.that(mean_of(ratios) <= most, message, mean=mean_of(ratios), most=most, **values)
