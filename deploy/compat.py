@@ -34,6 +34,8 @@ from compat_env import (
     CompatError,
     Pair,
     environment,
+    folder_of,
+    in_use,
     interpreter,
     is_venv,
     promised_pairs,
@@ -183,8 +185,14 @@ def try_pair(uv: str, pair: Pair, python: str, tests: list[str], asked: argparse
     """Run ``tests`` on a pair and write the results; return whether all passed.
 
     Raises:
-        CompatError: the environment cannot be created, or pytest cannot begin.
+        CompatError: another run uses the environment, it cannot be created, or pytest cannot begin.
     """
+    with in_use(folder_of(pair)):
+        return try_held_pair(uv, pair, python, tests, asked)
+
+
+def try_held_pair(uv: str, pair: Pair, python: str, tests: list[str], asked: argparse.Namespace) -> bool:
+    """Do the work of :func:`try_pair` while no other run may change the environment."""
     own = environment(uv, pair, python)
     torch = torch_of(own.parents[1])
     print(f"compat: {pair.name}, torch {torch.version} ...", flush=True)

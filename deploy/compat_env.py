@@ -1,19 +1,23 @@
 """The pairs of Python and PyTorch that the README promises, and an environment for each of them.
 
 uv creates the environments in ``$XDG_CACHE_HOME/dlo-compat`` (2 to 8 GB each, shared with uv's cache).
-The last two that were used are kept. PyTorch is installed first and alone: the requirements in its metadata
-show which pins of ``constraints.txt`` it contradicts. Only these are left out.
+The last two that were used are kept, and those that another run uses. PyTorch is installed first and alone:
+the requirements in its metadata show which pins of ``constraints.txt`` it contradicts. Only these are left
+out.
 """
 
 from __future__ import annotations
 
 import datetime
+import fcntl
 import hashlib
 import importlib.metadata
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,7 +126,7 @@ def environment(uv: str, pair: Pair, python: str) -> Path:
     """
     if is_venv(pair):
         return setup_env.PYTHON
-    folder = CACHE / pair.name.replace("/", "-py")
+    folder = folder_of(pair)
     own, stamp, wanted = folder / "bin" / "python", folder / STAMP, fingerprint(pair, python)
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
         stamp.touch()  # it is the last one used
@@ -141,6 +145,40 @@ def environment(uv: str, pair: Pair, python: str) -> Path:
     install(uv, own, "-c", str(constraints), "-e", f"{ROOT}[{EXTRAS}]")
     stamp.write_text(wanted, encoding="utf-8")
     return own
+
+
+def folder_of(pair: Pair) -> Path:
+    """Return the folder of the pair's environment."""
+    return CACHE / pair.name.replace("/", "-py")
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Hold an environment, so that no other run replaces or removes it.
+
+    Raises:
+        CompatError: another run holds it.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.parent / f"{folder.name}.lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CompatError(
+                f"another `make compat` uses {folder}: start this one when it has ended"
+            ) from None
+        except OSError:
+            print("compat: this file system has no locks: start one run at a time", flush=True)
+        yield
+
+
+def is_free(folder: Path) -> bool:
+    """Return whether no run holds an environment."""
+    try:
+        with in_use(folder):
+            return True
+    except CompatError:
+        return False
 
 
 def is_venv(pair: Pair) -> bool:
@@ -199,10 +237,15 @@ def split_pins(
 
 
 def make_room(folder: Path) -> None:
-    """Remove the environments that were used least recently, so that KEPT of them stay with ``folder``."""
+    """Remove the environments that were used least recently, so that KEPT of them stay with ``folder``.
+
+    An environment that another run uses stays.
+    """
     others = [path for path in CACHE.glob("*") if path.is_dir() and path != folder]
     others.sort(key=lambda path: (path / STAMP).stat().st_mtime if (path / STAMP).exists() else 0.0)
     for path in others[: max(0, len(others) - (KEPT - 1))]:
+        if not is_free(path):
+            continue
         print(f"compat: removing {path}, because {KEPT} environments are kept", flush=True)
         shutil.rmtree(path)
 

@@ -165,9 +165,28 @@ def test_two_environments_are_kept_those_used_last(env, monkeypatch, tmp_path):
         os.utime(tmp_path / name / env.STAMP, (1e9 - age, 1e9 - age))
     (tmp_path / "interrupted").mkdir()
     env.make_room(tmp_path / "next")
-    assert sorted(os.listdir(tmp_path)) == ["new"]
+    assert [path.name for path in tmp_path.glob("*") if path.is_dir()] == ["new"]
     env.make_room(tmp_path / "new")
-    assert sorted(os.listdir(tmp_path)) == ["new"]
+    assert [path.name for path in tmp_path.glob("*") if path.is_dir()] == ["new"]
+
+
+def test_an_environment_that_another_run_uses_is_neither_removed_nor_shared(env, monkeypatch, tmp_path):
+    monkeypatch.setattr(env, "CACHE", tmp_path)
+    for name, used in (("2.8.0-py3.12", 1e9), ("2.9-py3.12", 2e9)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / env.STAMP).touch()
+        os.utime(tmp_path / name / env.STAMP, (used, used))
+    with env.in_use(tmp_path / "2.8.0-py3.12"):
+        env.make_room(tmp_path / "2.11-py3.12")
+        kept = sorted(path.name for path in tmp_path.glob("*") if path.is_dir())
+        assert kept == ["2.8.0-py3.12", "2.9-py3.12"]
+        with (
+            pytest.raises(env.CompatError, match="another `make compat` uses .*2.8.0-py3.12"),
+            env.in_use(tmp_path / "2.8.0-py3.12"),
+        ):
+            pass
+    env.make_room(tmp_path / "2.11-py3.12")
+    assert [path.name for path in tmp_path.glob("*") if path.is_dir()] == ["2.9-py3.12"]
 
 
 def test_a_run_that_takes_too_long_is_stopped_with_its_processes(compat, monkeypatch, tmp_path):
