@@ -1,6 +1,6 @@
 """The planner against published runs and against its target of time.
 
-The runs are those of ``dlo_lib/planner/published.toml``, our measured run on an H100, and two published runs
+The runs and sweeps are those of ``dlo_lib/planner/published.toml``, our measured run on an H100, and two published runs
 of other software. Errors are in points of the peak, predicted minus measured; they need no pairs. The time
 of a search is that of the process, of all steps: candidates, rules, memory, time and the order.
 """
@@ -17,10 +17,17 @@ from benchmarks.paired import Row
 from dlo_lib.hardware import GpuNodes, gpu, link
 from dlo_lib.parallel.pipeline.table import ScheduleKind
 from dlo_lib.planner import LIBRARY, MEGATRON, ModelSizes, PlanRequest, Plans, search, step_cost
-from dlo_lib.planner.calibration import H100_TOKENS, errors, fit, leave_one_out, published
+from dlo_lib.planner.calibration import (
+    H100_TOKENS,
+    errors,
+    fit,
+    leave_one_out,
+    published,
+    published_sweeps,
+)
 from dlo_lib.planner.plans import SCHEDULES, Checkpointing
 
-ROWS = 6
+ROWS = 6 + len(published_sweeps())
 SEQ_2022, A100 = 2048, GpuNodes(gpu("a100-80"), 8, link("hdr"), 8)
 FULL_2022, SELECTIVE_2022 = 42.1, 54.2
 """MFU of 530B on 2,240 A100 with full and with selective recomputation: abstract of arXiv:2205.05198."""
@@ -37,6 +44,13 @@ def rows(pairs: int = 5) -> Iterator[Row]:
     yield _points("leave-one-out", leave_one_out(runs, fitted), "the same runs")
     yield _points("unseen runs, same software", errors(published("unseen"), MEGATRON), "table 2")
     yield _points("unseen runs, other software", np.array(other_stacks()), "arXiv:2205.05198, torchtitan")
+    for sweep in published_sweeps():
+        reached = 100 * sweep.reached(MEGATRON)
+        each = ", ".join(f"{percent:.0f}" for percent in reached)
+        note = (
+            f"the best measured plan has {reached[sweep.best]:.1f} % of the best predicted one; all: {each}"
+        )
+        yield Row(sweep.title, "arXiv:2104.04473, figures 13 - 16", 1, note=note)
     cost = step_cost(
         ModelSizes.of("llama-3.2-1b"), Plans.of(micro_batch=2), 2048,
         GpuNodes(gpu("h100-80"), 1, link("ndr"), 1), LIBRARY,

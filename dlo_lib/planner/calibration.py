@@ -12,6 +12,7 @@ import tomllib
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -118,23 +119,66 @@ class PublishedRun:
 @cache
 def published(table: str = "calibration") -> tuple[PublishedRun, ...]:
     """Return the runs of a table of ``published.toml``: "calibration" or "unseen"."""
-    tables = tomllib.loads((Path(__file__).parent / "published.toml").read_text(encoding="utf-8"))
-    runs = []
-    for hidden, layers, heads, tp, pp, gpus, batch, micro_batch, chunks, tflops in tables[table]["rows"]:
-        copies = gpus // (tp * pp)
-        kind = ScheduleKind.INTERLEAVED if chunks > 1 else ScheduleKind.ONE_F_ONE_B
-        plans = Plans.of(
-            pp=pp,
-            tp=tp,
-            dp_replicate=copies,
-            chunks=chunks,
-            schedule=SCHEDULES.index(kind),
-            micro_batch=micro_batch,
-            micro_batches=batch // copies // micro_batch,
-            checkpointing=Checkpointing.FULL,
-        )
-        runs.append(PublishedRun(ModelSizes.gpt(hidden, layers, heads), plans, gpus, batch, tflops))
-    return tuple(runs)
+    return tuple(
+        _run(ModelSizes.gpt(hidden, layers, heads), (tp, pp, chunks), gpus, batch, micro_batch, tflops)
+        for hidden, layers, heads, tp, pp, gpus, batch, micro_batch, chunks, tflops in _tables()[table][
+            "rows"
+        ]
+    )
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads((Path(__file__).parent / "published.toml").read_text(encoding="utf-8"))
+
+
+def _run(
+    sizes: ModelSizes, split: tuple[int, int, int], gpus: int, batch: int, micro_batch: int, tflops: float
+) -> PublishedRun:
+    """Return a run with full recomputation; ``split``: tp, pp, stages of a rank."""
+    tp, pp, chunks = split
+    copies = gpus // (tp * pp)
+    kind = ScheduleKind.INTERLEAVED if chunks > 1 else ScheduleKind.ONE_F_ONE_B
+    plans = Plans.of(
+        pp=pp,
+        tp=tp,
+        dp_replicate=copies,
+        chunks=chunks,
+        schedule=SCHEDULES.index(kind),
+        micro_batch=micro_batch,
+        micro_batches=batch // copies // micro_batch,
+        checkpointing=Checkpointing.FULL,
+    )
+    return PublishedRun(sizes, plans, gpus, batch, tflops)
+
+
+@dataclass(frozen=True)
+class PublishedSweep:
+    """Plans of one model and batch, of which a paper says which is the fastest."""
+
+    title: str
+    runs: tuple[PublishedRun, ...]
+    best: int
+    """The index of the plan that was measured as the fastest."""
+
+    def reached(self, stack: Stack) -> Array:
+        """Return the predicted throughput of each plan as a fraction of the best predicted one."""
+        percent = np.array([run.percent(stack) for run in self.runs])
+        return percent / percent.max()
+
+
+def published_sweeps() -> tuple[PublishedSweep, ...]:
+    """Return the sweeps of ``published.toml``, one for each batch. The figures have no numbers to compare."""
+    sweeps = []
+    for entry in _tables()["sweep"]:
+        for batch in entry["batches"]:
+            runs = tuple(
+                _run(ModelSizes.gpt(*entry["gpt"]), (tp, pp, 1), entry["gpus"], batch, micro_batch, np.nan)
+                for tp, pp, micro_batch in entry["rows"]
+            )
+            title = f"{entry['title']}, batch {batch}"
+            sweeps.append(PublishedSweep(title, runs, entry["rows"].index(entry["best"])))
+    return tuple(sweeps)
 
 
 def errors(runs: tuple[PublishedRun, ...], stack: Stack) -> Array:

@@ -11,7 +11,15 @@ from dlo_lib.base.errors import UserError
 from dlo_lib.hardware import GpuNodes, gpu, link
 from dlo_lib.models.counts import flops_per_token, parameters
 from dlo_lib.planner import LIBRARY, MEGATRON, ModelSizes, Plans, library_stack, step_cost
-from dlo_lib.planner.calibration import H100_TOKENS, anchored_by, errors, fit, leave_one_out, published
+from dlo_lib.planner.calibration import (
+    H100_TOKENS,
+    anchored_by,
+    errors,
+    fit,
+    leave_one_out,
+    published,
+    published_sweeps,
+)
 from dlo_lib.planner.plans import Checkpointing
 from dlo_lib.planner.stack import BOUNDS, CONSTANTS
 
@@ -43,6 +51,21 @@ def test_runs_of_the_same_stack_that_no_constant_has_seen_are_within_two_points(
     found = np.abs(errors(published("unseen"), MEGATRON))
     assert len(found) == 6
     assert found.max() <= 2.0
+
+
+@pytest.mark.parametrize("sweep", published_sweeps(), ids=lambda sweep: sweep.title)
+def test_the_fastest_plan_of_a_published_sweep_is_within_two_percent_of_the_best_predicted_one(sweep):
+    reached = sweep.reached(MEGATRON)
+    assert reached[sweep.best] >= 0.98
+    assert reached.min() < 0.98, "the sweep has plans that lose"
+
+
+def test_full_recomputation_costs_a_quarter_to_a_third_as_in_figure_17():
+    sizes = ModelSizes.gpt(12_288, 80, 96)  # 145B on 128 A100
+    both = [Checkpointing.FULL, Checkpointing.NONE]
+    plans = Plans.of(pp=16, tp=8, micro_batches=8, micro_batch=1, checkpointing=both)
+    with_it, without = step_cost(sizes, plans, 2048, A100, MEGATRON, "fp16").seconds
+    assert 0.67 <= without / with_it <= 0.78
 
 
 def test_the_sizes_are_those_of_the_library():
