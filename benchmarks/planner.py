@@ -1,8 +1,8 @@
 """The planner against published runs and against its target of time.
 
-The runs and sweeps are those of ``dlo_lib/planner/published.toml``, our measured run on an H100, and two published runs
-of other software. Errors are in points of the peak, predicted minus measured; they need no pairs. The time
-of a search is that of the process, of all steps: candidates, rules, memory, time and the order.
+The runs and sweeps are those of ``dlo_lib/planner/published.toml``, our measured run on an H100, and two
+published runs of other software. Errors are in points of the peak, predicted minus measured; they need no
+pairs. The time of a search is that of the process, of all its steps: candidates, rules, memory, time, order.
 """
 
 from __future__ import annotations
