@@ -94,15 +94,18 @@ def plan(
 
 
 def _values(found: Found, row: int) -> dict[str, Any]:
+    from dlo_lib.planner import simulated_step
     from dlo_lib.planner.explain import in_words
 
     low, high = found.interval(row)
+    schedule = simulated_step(found, row)
     seconds, request = float(found.cost.seconds[row]), found.request
     return {
         "plan": in_words(found.plans, row),
         "seconds": seconds,
         "low": low,
         "high": high,
+        "simulated_seconds": None if schedule is None else schedule.seconds,
         "mfu": float(found.cost.mfu[row]),
         "tokens_per_second": request.batch * request.seq / seconds,
         "memory_gib": float(found.memory[row] / 2**30),
@@ -168,6 +171,7 @@ def _show(found: Found, rows: int, chosen: int) -> None:
     lines = [
         f"{found.tried:,} candidates, {len(found.plans):,} are valid and fit. "
         "A row with = is too close to the first.",
+        *_simulated(data["rows"]),
         *explain(found, chosen),
         *(f"{name}: {sentence}" for name, sentence in data["others"].items()),
     ]
@@ -177,6 +181,16 @@ def _show(found: Found, rows: int, chosen: int) -> None:
     lines.append(f"1,000 steps: {cost['gpu_hours']:,.0f} GPU hours, {cost['kwh']:,.0f} kWh{carbon}{price}")
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _simulated(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a line with the simulated time of the plans that have a pipeline, if there are any."""
+    times = [
+        f"plan {number} {one['simulated_seconds']:.3g} s"
+        for number, one in enumerate(rows, 1)
+        if one["simulated_seconds"] is not None
+    ]
+    return [f"With the schedule simulated on the stages as they are cut: {', '.join(times)}"] if times else []
 
 
 def measured_gib(found: Found, row: int) -> float:

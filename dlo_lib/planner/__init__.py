@@ -10,6 +10,7 @@
 - ``rules``: the three rules of 3D parallelism
 - ``search``: all valid plans of a request, the fastest first, and the Pareto front
 - ``rated``: what one plan costs that a person writes as seven numbers
+- ``simulated``: the time of a plan whose pipeline is executed action by action
 - ``explain``: where time and memory go, and why the obvious plans lose
 - ``heat_map``: MFU and memory of the best plan by model and nodes
 - ``laws``: scaling laws of Kaplan, Hestness and Chinchilla, with bootstrap intervals
@@ -28,6 +29,7 @@ from dlo_lib.planner.memory import PlanMemory, peak_memory, plan_memory
 from dlo_lib.planner.plans import Plans
 from dlo_lib.planner.rated import Rated, rated
 from dlo_lib.planner.search import Found, PlanRequest, search
+from dlo_lib.planner.simulated import SimulatedStep, simulated_step
 from dlo_lib.planner.sizes import ModelSizes
 from dlo_lib.planner.stack import Stack
 
@@ -40,6 +42,7 @@ __all__ = [
     "PlanRequest",
     "Plans",
     "Rated",
+    "SimulatedStep",
     "Stack",
     "StepCost",
     "explain",
@@ -49,6 +52,7 @@ __all__ = [
     "plot_plans",
     "rated",
     "search",
+    "simulated_step",
     "step_cost",
     "why_others_lose",
 ]

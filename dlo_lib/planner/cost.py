@@ -16,11 +16,12 @@ algorithm than a ring.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from dlo_lib.hardware import GpuNodes
-from dlo_lib.planner.plans import Array, Plans
+from dlo_lib.planner.plans import Array, Checkpointing, Plans
 from dlo_lib.planner.sizes import ModelSizes
 from dlo_lib.planner.stack import Stack
 from dlo_lib.planner.stages import balanced_stages, bubble
@@ -64,6 +65,27 @@ class StepCost:
     def mfu(self) -> Array:
         """Model FLOPs utilisation, (plans,)."""
         return self.flops / (self.seconds * self.peak)
+
+
+class BlockParts(NamedTuple):
+    """The seconds of one micro-batch on a block, each part of shape (2, plans): forward and backward."""
+
+    linears: Array
+    attention: Array
+    small: Array
+    tensor: Array
+    context: Array
+    experts: Array
+
+    @property
+    def forward(self) -> Array:
+        """Seconds of the forward, (plans,)."""
+        return np.add.reduce([part[0] for part in self])
+
+    @property
+    def backward(self) -> Array:
+        """Seconds of the backward without recomputation, (plans,)."""
+        return np.add.reduce([part[1] for part in self])
 
 
 def step_cost(
@@ -245,45 +267,62 @@ class StepParts:
         p = self.p
         return owned / np.where(p.stage >= 1, p.dp_shard * p.cp, 1) * 28 / self.rate
 
+    def block(self) -> BlockParts:
+        """Return the time of a micro-batch on a block."""
+        attention = self.attention()
+        both = np.ones((2, 1))
+        return BlockParts(
+            linears=self.linears(),
+            attention=attention,
+            small=self.elementwise(),
+            tensor=both * self.tensor(),
+            context=self.context(attention),
+            experts=both * self.experts(),
+        )
+
+    def recomputed(self, block: BlockParts) -> Array:
+        """Seconds of the forward of a block that the backward repeats, (plans,)."""
+        again = np.where(self.p.checkpointing == Checkpointing.FULL, block.forward, 0)
+        if self.stack.flash is None:
+            again = np.where(self.p.checkpointing == Checkpointing.SELECTIVE, block.attention[0], again)
+        return again
+
+    def owned(self) -> Array:
+        """The parameters of a rank of one copy, (plans,)."""
+        z, p = self.z, self.p
+        blocks = (z.layers * z.block_parameters + z.expert_parameters * z.layers / p.ep) / p.tp / p.pp
+        return blocks + z.table / p.tp * np.where((p.pp > 1) | z.tied, 1, 2)
+
     def cost(self) -> StepCost:
         """Return the time of a step by part."""
         z, p, m = self.z, self.p, self.p.micro_batches
-        linears, attention, small = self.linears(), self.attention(), self.elementwise()
-        tensor, context, experts = self.tensor(), self.context(attention), self.experts()
+        block = self.block()
+        again = self.recomputed(block)
         stages = balanced_stages(p, z, self.seq)
         even = z.layers / p.pp
-        head = self.head()
-        block = linears.sum(0) + attention.sum(0) + small.sum(0) + 2 * (tensor + experts) + context.sum(0)
-        again = np.where(
-            p.checkpointing == 2, linears[0] + attention[0] + small[0] + tensor + experts + context[0], 0
-        )
-        if self.stack.flash is None:
-            again = np.where(p.checkpointing == 1, attention[0], again)
-        sends = self.sends()
+        head, sends, whole = self.head(), self.sends(), block.forward + block.backward + again
         last = stages.last if self.stack.balanced else even
         most = np.maximum(stages.first, last) if self.stack.balanced else even
         # The slowest rank sets the pace: one with the most blocks, or the one with the head.
-        with_head = last * (block + again) + head
-        without = most * (block + again)
-        pace = np.where(p.pp > 1, np.maximum(with_head, without), z.layers * (block + again) + head)
+        with_head = last * whole + head
+        without = most * whole
+        pace = np.where(p.pp > 1, np.maximum(with_head, without), z.layers * whole + head)
         blocks = np.where(p.pp > 1, np.where(with_head >= without, last, most), z.layers)
-        at_head = pace - blocks * (block + again)
-        forward = blocks * (linears[0] + attention[0] + small[0] + tensor + experts + context[0]) + sends / 2
-        gradients = blocks * (linears[1] / 2)
-        inputs = blocks * (block + again) + sends - forward - gradients
-        owned = (z.layers * z.block_parameters + z.expert_parameters * z.layers / p.ep) / p.tp / p.pp
-        owned = owned + z.table / p.tp * np.where((p.pp > 1) | z.tied, 1, 2)
+        forward = blocks * block.forward + sends / 2
+        gradients = blocks * (block.linears[1] / 2)
+        inputs = blocks * whole + sends - forward - gradients
+        owned = self.owned()
         per_step = m * blocks
         parts = {
-            "matrix products": per_step * linears.sum(0),
-            "attention": per_step * attention.sum(0),
-            "memory-bound kernels": per_step * small.sum(0),
+            "matrix products": per_step * block.linears.sum(0),
+            "attention": per_step * block.attention.sum(0),
+            "memory-bound kernels": per_step * block.small.sum(0),
             "recomputation": per_step * again,
-            "tensor parallelism": per_step * 2 * tensor,
-            "context parallelism": per_step * context.sum(0),
-            "expert parallelism": per_step * 2 * experts,
+            "tensor parallelism": per_step * block.tensor.sum(0),
+            "context parallelism": per_step * block.context.sum(0),
+            "expert parallelism": per_step * block.experts.sum(0),
             "messages between stages": m * sends,
-            "vocabulary head and loss": m * at_head,
+            "vocabulary head and loss": m * (pace - blocks * whole),
             "pipeline bubble": bubble(p, forward, inputs, gradients),
             "data parallelism": self.data(owned, forward, inputs + gradients),
             "optimiser": self.optimiser(owned),

@@ -13,6 +13,7 @@ from dlo_lib.base.drawing import new_figure
 from dlo_lib.planner.memory import peak_memory, plan_memory
 from dlo_lib.planner.plans import SCHEDULES, Array, Checkpointing, Plans
 from dlo_lib.planner.search import GIB, Found, candidates, valid_plans
+from dlo_lib.planner.simulated import simulated_step
 from dlo_lib.profiling.plot import COLOURS as MEMORY_COLOURS
 
 if TYPE_CHECKING:
@@ -60,6 +61,11 @@ def explain(found: Found, row: int = 0) -> list[str]:
     for name, seconds in cost.parts.items():
         if (part := float(seconds[row])) > 0:
             lines.append(f"  {1e3 * part:9.1f} ms  {100 * part / total:5.1f} %  {name}")
+    if (schedule := simulated_step(found, row)) is not None:
+        lines.append(
+            f"the schedule simulated with the stages as they are cut: step {1e3 * schedule.seconds:.0f} ms, "
+            f"of which the busiest rank waits {1e3 * schedule.bubble:.0f} ms"
+        )
     one = plans[np.array([row])]
     ranks = [plan_memory(sizes, one, found.request.seq, last=last) for last in (False, True)]
     largest = max(ranks, key=lambda memory: memory.peak[0])
