@@ -95,12 +95,21 @@ def megatron_arguments(found: Found, row: int = 0) -> list[str]:
 
 
 def torchtitan_config(found: Found, row: int = 0) -> str:
-    """Return the sections of a torchtitan configuration that a plan decides."""
+    """Return the sections of a torchtitan configuration that a plan decides.
+
+    torchtitan shards by FSDP alone: it refuses whole copies beside another degree ("DDP has not supported
+    > 1D parallelism"), and has no ZeRO-1 or ZeRO-2. The nearest that it runs is written, with a comment:
+    shards, whose parameters stay gathered between forward and backward.
+    """
     p, request = found.plans, found.request
     schedule = SCHEDULES[p.schedule[row]].value
     mode = "full" if p.checkpointing[row] == Checkpointing.FULL else "none"
     # Without a pipeline, it runs local_batch_size in one forward, and accumulates up to global_batch_size.
     local = p.micro_batch[row] * (p.micro_batches[row] if p.pp[row] > 1 else 1)
+    replicate, shard, stage = int(p.dp_replicate[row]), int(p.dp_shard[row]), int(p.stage[row])
+    nearest = stage in (1, 2) or (stage == 0 and replicate > 1 and p.gpus[row] > replicate)
+    if stage == 0 and nearest:
+        replicate, shard = 1, replicate * shard
     lines = [
         "[training]",
         f"local_batch_size = {int(local)}",
@@ -108,13 +117,17 @@ def torchtitan_config(found: Found, row: int = 0) -> str:
         f"seq_len = {request.seq}",
         "",
         "[parallelism]",
-        f"data_parallel_replicate_degree = {int(p.dp_replicate[row])}",
-        f"data_parallel_shard_degree = {int(p.dp_shard[row])}",
+        f"data_parallel_replicate_degree = {replicate}",
+        f"data_parallel_shard_degree = {shard}",
         f"tensor_parallel_degree = {int(p.tp[row])}",
         f"context_parallel_degree = {int(p.cp[row])}",
         f"pipeline_parallel_degree = {int(p.pp[row])}",
         f"expert_parallel_degree = {int(p.ep[row])}",
     ]
+    if nearest:
+        why = f"ZeRO-{stage}" if stage else "whole copies beside another degree"
+        lines.append(f"# torchtitan has no {why}: the nearest is FSDP that keeps the gathered parameters")
+        lines.append('fsdp_reshard_after_forward = "never"')
     if p.pp[row] > 1:
         lines.append(f'pipeline_parallel_schedule = "{_TORCHTITAN.get(schedule, schedule)}"')
         lines.append(f"pipeline_parallel_microbatch_size = {int(p.micro_batch[row])}")

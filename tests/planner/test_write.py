@@ -33,6 +33,20 @@ def test_torchtitan_runs_its_local_batch_in_one_forward_except_in_a_pipeline(fou
     assert plain["training"]["global_batch_size"] == 32
 
 
+def test_torchtitan_shards_what_it_cannot_copy(found):
+    """Four copies of a pipeline, then of two shards with ZeRO-1: it has neither. Copies alone are its DDP."""
+    plans = Plans.of(pp=[2, 1, 1], dp_replicate=[4, 4, 8], dp_shard=[1, 2, 1], stage=[0, 1, 0], micro_batch=2)
+    found = replace(found, plans=plans)
+    piped, zero_1, ddp = (tomllib.loads(torchtitan_config(found, row))["parallelism"] for row in range(3))
+    degrees = ("data_parallel_replicate_degree", "data_parallel_shard_degree")
+    assert [piped[name] for name in degrees] == [1, 4]
+    assert [zero_1[name] for name in degrees] == [4, 2]
+    assert [ddp[name] for name in degrees] == [8, 1]
+    assert piped["fsdp_reshard_after_forward"] == zero_1["fsdp_reshard_after_forward"] == "never"
+    assert "fsdp_reshard_after_forward" not in ddp
+    assert "# torchtitan has no ZeRO-1" in torchtitan_config(found, 1)
+
+
 def test_megatron_has_no_fsdp2_in_a_pipeline(found):
     piped, plain = (megatron_arguments(found, row) for row in (0, 1))
     assert "--use-torch-fsdp2" not in piped
