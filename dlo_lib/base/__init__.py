@@ -6,6 +6,7 @@ Bad input, files and texts:
 - ``usage``: bad input of a command as one line
 - ``text``: the message catalogue
 - ``files``: files that are complete or absent
+- ``provenance``: what another person needs to repeat a run
 - ``locks``: a lock on a file
 - ``ownership``: one run owns one folder
 - ``temporary_folders``: temporary folders, and the removal of those of killed processes

@@ -21,11 +21,14 @@ Checkpoints:
 What a run reports:
 
 - ``report``: lines of metrics on rank 0
-- ``metrics``: ``metrics.jsonl`` and the files of TensorBoard
+- ``tracking``: the record of a run, and its curves in TensorBoard or MLflow
+- ``mlflow_store``: runs in MLflow
+- ``metrics``: ``metrics.jsonl``
 - ``clock``: the parts of a step
 - ``progress``: a bar or text lines
 - ``board``: TensorBoard in a notebook
 - ``compare``: runs in a table
+- ``curves``: smoothed curves of runs in a figure
 
 The room imports ``profiling``, ``parallel``, ``kernels``, ``optim``, ``models``, ``data``, ``launch``,
 ``comm`` and ``hardware``.
@@ -36,5 +39,6 @@ from dlo_lib.train.checkpoint import Checkpoint, newest
 from dlo_lib.train.config import TrainConfig
 from dlo_lib.train.loop import TrainResult, train
 from dlo_lib.train.metrics import Metrics, read_metrics
+from dlo_lib.train.tracking import track
 
-__all__ = ["Checkpoint", "Metrics", "TrainConfig", "TrainResult", "newest", "read_metrics", "train"]
+__all__ = ["Checkpoint", "Metrics", "TrainConfig", "TrainResult", "newest", "read_metrics", "track", "train"]

@@ -23,6 +23,7 @@ from dlo_lib.parallel.context import ContextKind, SequencePlacement
 from dlo_lib.parallel.pipeline.table import ScheduleKind
 from dlo_lib.parallel.plan import ParallelPlan, ShortForm
 from dlo_lib.profiling.settings import named, require_step, zero_split
+from dlo_lib.train.tracking import Tracking
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ class TrainConfig:
     log_every: Annotated[
         int, Option("steps between lines of metrics; each waits for the device", same_on_resume=False)
     ] = 10
+    tracking: Annotated[Tracking, Option("where the curves of the run are stored")] = Tracking.TENSORBOARD
 
     def __post_init__(self) -> None:
         kinds = {
@@ -161,6 +163,7 @@ class TrainConfig:
             "lr_schedule": ScheduleName,
             "precision": Precision,
             "kernels": Kernels,
+            "tracking": Tracking,
         }
         for name, kind in kinds.items():
             object.__setattr__(self, name, named(kind, name.replace("_", "-"), getattr(self, name)))

@@ -97,7 +97,7 @@ def _run(here: Place, prepared: Prepared, control: Control, requests: StopReques
     which_loss = losses_of_run(config.kernels.operations, prepared.plan, state.compiled, here.device)
 
     with control.together():
-        report = reporter(config, here, state)
+        report = reporter(config, here, state, prepared.dataset)
         if here.rank == 0:  # from now on, every rank can be asked to stop
             progress.report(state.step, config.steps)
     with report:

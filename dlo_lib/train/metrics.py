@@ -1,14 +1,13 @@
-"""The metrics of a run: ``metrics.jsonl`` with one JSON object per line, and the event files of TensorBoard.
+"""The metrics of a run: ``metrics.jsonl`` with one JSON object per line, and curves in its ``tracking``.
 
 Each line is flushed at once, so that it can be read during the run. A resumed run first removes the lines
-after its checkpoint (in TensorBoard with ``purge_step``), so that each step occurs once. JSON has no NaN and
-no infinity; such a number is written as ``null``."""
+after its checkpoint, so that each step occurs once; the curves do the same. JSON has no NaN and no infinity;
+such a number is written as ``null``."""
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 
 from dlo_lib.base.errors import no_space
 from dlo_lib.base.files import write_text
+from dlo_lib.train.tracking import TrackedRun
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -73,15 +73,16 @@ class MetricsWriter:
     """Write :class:`Metrics` to ``out`` after removing the lines beyond ``resumed_step``; use it as a
     context.
 
-    Without the package ``tensorboard``, it prints a notice and writes only the JSON lines.
+    Args:
+        run: gets the numbers of each line too, as curves named ``train/loss``; None for JSON lines only.
     """
 
-    def __init__(self, out: Path, resumed_step: int) -> None:
+    def __init__(self, out: Path, resumed_step: int, run: TrackedRun | None = None) -> None:
         self._path = out / METRICS_FILE
         kept = [line for line in _whole_lines(self._path) if line["step"] <= resumed_step]
         write_text(self._path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = self._path.open("a", encoding="utf-8")
-        self._board = _tensorboard(out / "tensorboard", resumed_step + 1)
+        self._run = run
 
     def __enter__(self) -> MetricsWriter:
         return self
@@ -92,8 +93,8 @@ class MetricsWriter:
         except OSError:  # a full disk left text in the buffer; `write` has already raised
             if error[0] is None:
                 raise
-        if self._board is not None:
-            self._board.close()
+        if self._run is not None:
+            self._run.__exit__(*error)
 
     def write(self, metrics: Metrics) -> None:
         """Append one line.
@@ -105,11 +106,10 @@ class MetricsWriter:
         try:
             self._file.write(json.dumps(values) + "\n")
             self._file.flush()
-            if self._board is not None:
-                for name, value in values.items():
-                    if isinstance(value, (int, float)) and name != "step":
-                        self._board.add_scalar(f"train/{name}", value, metrics.step)
-                self._board.flush()
+            if self._run is not None:
+                numbers = {name: value for name, value in values.items() if isinstance(value, (int, float))}
+                del numbers["step"]
+                self._run.log(metrics.step, {f"train/{name}": value for name, value in numbers.items()})
         except OSError as error:
             if known := no_space(self._path, error):
                 raise known from error
@@ -151,16 +151,3 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
         if isinstance(line, dict) and line.keys() <= known and "step" in line:
             lines.append(line)
     return lines
-
-
-def _tensorboard(folder: Path, purge_step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        print(
-            "tensorboard is not installed: metrics are written to metrics.jsonl only (pip install "
-            "tensorboard)",
-            file=sys.stderr,
-        )
-        return None
-    return SummaryWriter(str(folder), purge_step=purge_step)

@@ -100,6 +100,7 @@ def prepare(config: TrainConfig, place: Place) -> Prepared:
     plan = config.plan(place.world_size, place.local_world_size)
     if why := optimizer_entry(config.optimizer).wrong_under(forms_of(plan if config.is_parallel else None)):
         raise UserError(f"{config.optimizer} {why}: use --parallel none, or --optimizer adamw")
+    config.tracking.require()
     mesh = ParallelMesh(plan.degrees) if config.is_parallel else None
     checkpoint = newest(config.out) if config.resume else None
     if checkpoint is not None:

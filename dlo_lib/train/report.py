@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dlo_lib.base.provenance import Provenance, commit_of, digest
 from dlo_lib.base.text import tr
+from dlo_lib.data import TokenDataset
 from dlo_lib.hardware import Gpu, recognise
 from dlo_lib.launch import Place
 from dlo_lib.optim import Precision, StepResult
@@ -27,6 +29,10 @@ from dlo_lib.train.disk import writing
 from dlo_lib.train.metrics import Metrics, MetricsWriter, peak_memory
 from dlo_lib.train.progress import TrainProgress
 from dlo_lib.train.state import TrainState
+from dlo_lib.train.tracking import TrackedRun
+
+_HASHED = 256
+"""Sequences of a data set that its hash reads: hashing all of a large one would delay every start."""
 
 
 class Quiet:
@@ -61,7 +67,7 @@ class Quiet:
 class Reporter(Quiet):
     """The reporter of rank 0."""
 
-    def __init__(self, config: TrainConfig, place: Place, state: TrainState) -> None:
+    def __init__(self, config: TrainConfig, place: Place, state: TrainState, data: TokenDataset) -> None:
         self._config, self._place, self._state = config, place, state
         self._card = _card(place.device)
         self._gpu = _gpu(place.device, config.precision)
@@ -72,7 +78,9 @@ class Reporter(Quiet):
         if place.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(place.device)
         with writing(config.out):
-            self._metrics = MetricsWriter(config.out, state.step)
+            provenance = Provenance(commit_of(), config.seed, config.plain(), hash_of_dataset(data))
+            run = TrackedRun(config.out, provenance, config.tracking, state.step)
+            self._metrics = MetricsWriter(config.out, state.step, run)
         self._progress = TrainProgress(config.steps, state.step)
         self._since, self._since_step, self._since_tokens = 0.0, state.step, state.tokens
         self._progress.say(
@@ -208,6 +216,12 @@ class Reporter(Quiet):
             )
 
 
+def hash_of_dataset(data: TokenDataset) -> str:
+    """Return the SHA-256 of the lengths of the documents, and of up to 256 sequences at equal distances."""
+    chosen = sorted({len(data) * part // _HASHED for part in range(_HASHED)})
+    return digest(data.documents.lengths, *(data[index][0] for index in chosen))
+
+
 def _card(device: torch.device) -> Gpu | None:
     """Return the GPU of this device if it is known."""
     if device.type != "cuda":
@@ -222,6 +236,6 @@ def _gpu(device: torch.device, precision: Precision) -> Gpu | None:
     return gpu if gpu is not None and precision.value in gpu.peak_flops else None
 
 
-def reporter(config: TrainConfig, place: Place, state: TrainState) -> Quiet:
+def reporter(config: TrainConfig, place: Place, state: TrainState, data: TokenDataset) -> Quiet:
     """Create the reporter of this rank."""
-    return Reporter(config, place, state) if place.rank == 0 else Quiet()
+    return Reporter(config, place, state, data) if place.rank == 0 else Quiet()

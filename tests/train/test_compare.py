@@ -41,7 +41,7 @@ def test_a_run_of_the_training_command_is_read(small_run):
     config = small_run(steps=3)
     loss = train(config).loss
     table = compare_runs(config.out, {"train/loss": Pick.LAST, "train/lr": Pick.HIGHEST})
-    assert table.rows["tensorboard"] == pytest.approx((loss, config.lr))
+    assert table.rows["run"] == pytest.approx((loss, config.lr))
 
 
 def test_the_table_marks_the_best_of_each_column(runs):

@@ -12,12 +12,12 @@ new log file is not.
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dlo_lib.base.errors import UserError
+from dlo_lib.base.provenance import git_answer
 from dlo_lib.base.text import tr
 from dlo_lib.cluster.code import library, module_redirect
 from dlo_lib.cluster.code.imports import Imports, follow, is_installed
@@ -199,26 +199,15 @@ def _read(files: set[Path], limited: bool) -> dict[Path, bytes]:
 
 
 def _toplevel(folder: Path) -> Path | None:
-    said = _git(folder, "rev-parse", "--show-toplevel")
+    said = git_answer(folder, "rev-parse", "--show-toplevel")
     return None if said is None else Path(said.strip()).resolve()
 
 
 def _listed(root: Path) -> dict[Path, bool] | None:
     """Return the files of a repository that git does not ignore, and whether it tracks them; else None."""
-    tracked = _git(root, "ls-files", "-z", "--cached")
-    others = _git(root, "ls-files", "-z", "--others", "--exclude-standard")
+    tracked = git_answer(root, "ls-files", "-z", "--cached")
+    others = git_answer(root, "ls-files", "-z", "--others", "--exclude-standard")
     if tracked is None or others is None:
         return None
     found = {root / name: False for name in others.split("\0") if name}
     return found | {root / name: True for name in tracked.split("\0") if name}
-
-
-def _git(folder: Path, *words: str) -> str | None:
-    """Return the answer of git, None if there is no git or no repository."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=60, check=False
-        )
-    except (FileNotFoundError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
