@@ -317,6 +317,12 @@ REFUSED = {
         planted(SMALL, (", [(torch.ones(4, 2),)]", "")),
         "build() must return model, optimizer, batches",
     ),
+    "two values for a model of one": (
+        planted(
+            SMALL, ("def loss", "def other"), ("(torch.ones(4, 2),)", "(torch.ones(4, 2), torch.ones(4))")
+        ),
+        "the model cannot be called with a batch (too many positional arguments): add a function loss(model",
+    ),
     "no loss": (planted(SMALL, ("def loss", "def other")), "the model returns no loss: add a function loss"),
     "no step": (SMALL + "def step(*_): pass\n", "the trainer made no step of a torch.optim.Optimizer"),
     "no marked model": (

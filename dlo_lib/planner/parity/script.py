@@ -20,6 +20,7 @@ second the mean loss of one micro-batch, before it is divided or scaled:
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import runpy
 import sys
@@ -152,12 +153,17 @@ def loss_of_model(model: Any, batch: Any) -> Tensor:
     """Return the loss of a model that computes it by itself.
 
     Raises:
-        UserError: the model returns no loss.
+        UserError: the model does not accept the batch, or returns no loss.
     """
-    if isinstance(batch, Mapping):
-        result = model(**batch)
-    else:
-        result = model(*batch) if isinstance(batch, tuple | list) else model(batch)
+    named: dict[str, Any] = dict(batch) if isinstance(batch, Mapping) else {}
+    values = () if named else tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+    try:
+        inspect.signature(getattr(model, "forward", model)).bind(*values, **named)
+    except TypeError as error:
+        raise UserError(
+            f"the model cannot be called with a batch ({error}): add a function loss(model, batch)"
+        ) from error
+    result = model(*values, **named)
     found = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", result)
     if not isinstance(found, Tensor) or found.numel() != 1:
         raise UserError("the model returns no loss: add a function loss(model, batch) to the script")
