@@ -19,6 +19,7 @@ A check and its outcome:
 
 - ``outcome``: runs one check once
 - ``codec``: plain data between a check and the student's process
+- ``stand_in``: what a function of the check is there
 - ``faults``: an exception of the student's code in one line
 - ``words``: the words of the check's author in a message
 - ``status``: the statuses of a check

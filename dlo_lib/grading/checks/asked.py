@@ -8,6 +8,9 @@ often, and with what, it was called. A notebook does the same within one process
 What the function refuses ends the check: a call beyond ``calls``, an argument that it cannot take, and a
 comparison of the check that fails in it. The student's code then gets :class:`CallRefused`, which
 ``except Exception`` does not catch. The check has failed, also if that code continues.
+
+On ranks, each call is answered when it arrives, through the switch. One ``Asked`` in the inputs of several
+ranks counts their calls together, in an order that may differ from run to run. A refused call ends the run.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import torch
 from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.exceptions import Wrong
 
-MOST_BYTES = 1 << 20  # of the arguments of one call
+MOST_BYTES = 1000 << 10  # of the arguments of one call: a message that holds them is below the codec's limits
 MOST_REFUSED = 20  # calls after a refusal; the judge ends a process that makes more
 UNFIT = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 """Exceptions that a wrong argument causes in the function of a check."""
@@ -65,6 +68,8 @@ class Asked:
         self.name = name or function.__name__
         self.count = 0
         """The number of calls that were answered."""
+        self.heard: Callable[[list[Any], dict[str, Any]], None] | None = None
+        """Called with the arguments of each call that is answered, before the function."""
         self._function, self._most, self._too_many = function, calls, too_many
         self._error: Exception | None = None
         self._refused = 0
@@ -85,14 +90,22 @@ class Asked:
         try:
             if type(args) is not list or type(kwargs) is not dict:
                 raise TypeError("arguments")
-            return {"value": self._function(*args, **{str(name): value for name, value in kwargs.items()})}
+            named = {str(name): value for name, value in kwargs.items()}
+            if self.heard is not None:
+                self.heard(args, named)
+            return {"value": self._function(*args, **named)}
         except self.raises as error:
             return {"raises": [type(error).__name__, str(error)]}
         except UNFIT as error:
             text = tr("`{name}` cannot take what your code passes to it", name=self.name)
             self._error = Wrong(f"{text} ({type(error).__name__}: {error})", text)
         except Exception as error:  # noqa: BLE001  raise_refusal raises it
-            self._error = error
+            return self.fails(error)
+        return self._refusal()
+
+    def fails(self, error: Exception) -> dict[str, Any]:
+        """Record an error of the check, which :meth:`raise_refusal` raises; return the refusal."""
+        self._error = error
         return self._refusal()
 
     def raise_refusal(self) -> None:
@@ -104,6 +117,10 @@ class Asked:
         """
         if self._error is not None:
             raise self._error
+
+    def again(self) -> Asked:
+        """Return the same function with a count of 0, for another run on the same inputs."""
+        return Asked(self._function, self._most, self.raises, self._too_many, self.name)
 
     def _refusal(self) -> dict[str, Any]:
         self._refused += 1
@@ -124,6 +141,40 @@ def result_of(answer: Mapping[str, Any]) -> Any:
         kind, text = answer["raises"]
         raise _exceptions()[kind](text)
     return answer["value"]
+
+
+def asked_in(value: Any) -> list[Asked]:
+    """Return the functions of the check in plain data, each once, in the order in which they stand."""
+    found: dict[int, Asked] = {}
+
+    def keep(asked: Asked) -> Asked:
+        return found.setdefault(id(asked), asked)
+
+    _with_each(value, keep)
+    return list(found.values())
+
+
+def asked_again(value: Any) -> Any:
+    """Return ``value``, plain data, with the functions of the check in it as :meth:`Asked.again` makes them:
+    what was one function is one again."""
+    made: dict[int, Asked] = {}
+
+    def renewed(asked: Asked) -> Asked:
+        return made.setdefault(id(asked), asked.again())
+
+    return _with_each(value, renewed)
+
+
+def _with_each(value: Any, change: Callable[[Asked], Asked]) -> Any:
+    """Return ``value`` with ``change`` of each function of the check in its lists, tuples and dicts."""
+    if isinstance(value, Asked):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _with_each(item, change) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_with_each(item, change) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    return value
 
 
 @functools.cache

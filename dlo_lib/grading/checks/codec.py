@@ -18,7 +18,7 @@ import dataclasses
 import importlib
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
@@ -89,6 +89,16 @@ def unpack(
         raise NotPlain("nested too deep or too large") from error
     except Exception as error:
         raise NotPlain(f"undecodable ({type(error).__name__})") from error
+
+
+def enclosed(frame: bytes, numbers: Mapping[str, int], name: str) -> bytes:
+    """Return the frame of a dict: ``numbers``, then the value of ``frame`` under ``name``. It is not packed
+    again."""
+    length, blob = HEAD.unpack_from(frame)
+    before = "".join(f'["{key}", {number}], ' for key, number in numbers.items())
+    value = frame[HEAD.size : HEAD.size + length]
+    tree = b"".join([f'{{"$dict": [{before}["{name}", '.encode(), value, b"]]}"])
+    return HEAD.pack(len(tree), blob) + tree + frame[HEAD.size + length :]
 
 
 def _tensors(blob: bytes) -> dict[str, Tensor]:

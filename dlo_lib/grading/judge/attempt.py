@@ -17,12 +17,11 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from dlo_lib.base.text import tr
 from dlo_lib.comm.deadlock.vocabulary import what, where
-from dlo_lib.grading.checks.codec import NotPlain, pack
+from dlo_lib.grading.checks.codec import NotPlain
 from dlo_lib.grading.checks.contract import Nudge, Run, Scenario, Wrong
 from dlo_lib.grading.checks.faults import CELL_FILE, Fault, fault_from
 from dlo_lib.grading.checks.outcome import Ended, Status
@@ -186,12 +185,7 @@ class RemoteStudent:
         return lambda *args, **kwargs: self._ask(do="call", name=name, args=list(args), kwargs=kwargs)
 
     def fresh(self, scenario: Scenario, **inputs: Any) -> Any:
-        """Return the result of ``scenario`` in a process that has only run the cells.
-
-        Raises:
-            TypeError: an input is a function of the check.
-        """
-        pack(inputs)  # no function of the check: a notebook runs it in another process
+        """Return the result of ``scenario`` in a process that has only run the cells."""
         self._attempt.renew()
         return self.run(scenario, **inputs)
 
@@ -228,7 +222,8 @@ class RemoteStudent:
             files = {f"<cell {cell.id}>" for cell in self._attempt.cells} | {f"<scenario {scenario.name}>"}
             judged = JudgedRanks(workers, deadline, files)
             lines = [worker.channel.line for worker in workers]
-            service = SwitchServer(lines, judged, _cell, nudge, judged.pending)
+            asked = [worker.asked for worker in workers]
+            service = SwitchServer(lines, judged, _cell, nudge, judged.pending, asked)
             service.run()
             for (
                 rank,
@@ -241,7 +236,7 @@ class RemoteStudent:
                     text = tr("rank {rank} has left the other ranks before it returned a result", rank=rank)
                     raise Wrong(text, tr("a rank left before it returned a result"))
             values = [judged.answers[rank].get("value") for rank in range(world)]
-        return finished_run(values, service, scenario, nudge, partial(self.ranks, scenario, inputs_per_rank))
+        return finished_run(values, service, scenario, nudge, self.ranks, inputs_per_rank)
 
     def _ask(self, claims: bool = False, **request: Any) -> Any:
         worker = self._attempt.worker()

@@ -16,11 +16,13 @@ from typing import Any
 import torch.distributed as dist
 
 from dlo_lib.base.text import tr
-from dlo_lib.grading.checks.asked import Asked, CallRefused, result_of
+from dlo_lib.grading.checks.asked import Asked, CallRefused
 from dlo_lib.grading.checks.codec import NotPlain, pack, round_trip, unpack
 from dlo_lib.grading.checks.contract import Late, Nudge, Run, Scenario, Wrong
 from dlo_lib.grading.checks.faults import Fault, fault_from, fault_of
+from dlo_lib.grading.checks.stand_in import answer_to, stand_in
 from dlo_lib.grading.notebook.time_limit import TooLong, time_limit
+from dlo_lib.grading.switch.link import Link
 from dlo_lib.grading.switch.local import LocalSwitch, connected_link
 from dlo_lib.grading.switch.scenario import (
     DirectNames,
@@ -86,13 +88,20 @@ class LocalStudent:
         """Return the result of ``scenario`` in a new process, which gets copies of the names that it uses.
 
         Raises:
-            NotPlain: an input is not plain data; a function of the check is not.
+            NotPlain: an input is not plain data.
         """
         objects = {name: self.get_object(name) for name in names_used(scenario)}
-        sent = pack(inputs)
-        try:
-            (answer,) = run_ranks(_alone, 1, scenario, objects, sent, timeout=self._seconds)
-        except RankFailure as failure:
+        asked: list[Asked] = []
+        sent = pack(inputs, asked)
+        failure: RankFailure | None = None
+        with LocalSwitch(1, asked=[asked]) as switch:
+            try:
+                (answer,) = run_ranks(_alone, 1, scenario, objects, sent, switch.path, timeout=self._seconds)
+            except RankFailure as error:
+                failure = error
+        if switch.verdict is not None:
+            raise switch.verdict
+        if failure is not None:
             raise _as_wrong_answer(failure) from failure
         found = unpack(answer, claims=has_claims(scenario))
         if "fault" in found:
@@ -147,10 +156,11 @@ class LocalStudent:
         process.
         """
         objects = {name: self.get_object(name) for name in names_used(scenario)}
-        inputs = [pack(dict(inputs)) for inputs in inputs_per_rank]
+        asked: list[list[Asked]] = [[] for _ in inputs_per_rank]
+        inputs = [pack(dict(inputs), of_rank) for inputs, of_rank in zip(inputs_per_rank, asked)]
         failure: RankFailure | None = None
         answers: Sequence[bytes] = ()
-        with LocalSwitch(len(inputs), nudge) as switch:
+        with LocalSwitch(len(inputs), nudge, asked) as switch:
             try:
                 answers = run_ranks(
                     _on_rank,
@@ -173,9 +183,8 @@ class LocalStudent:
                 raise _late_ranks(failure, *lost, self._seconds) from failure
             raise _as_wrong_answer(failure) from failure
         assert switch.service is not None  # every rank has returned, so all were connected
-        repeat = partial(self.ranks, scenario, inputs_per_rank)
         results = [unpack(answer, claims=has_claims(scenario)) for answer in answers]
-        return finished_run(results, switch.service, scenario, nudge, repeat)
+        return finished_run(results, switch.service, scenario, nudge, self.ranks, inputs_per_rank)
 
 
 def _on_rank(
@@ -183,13 +192,20 @@ def _on_rank(
 ) -> bytes:
     rank, world = dist.get_rank(), dist.get_world_size()
     with connected_link(path, rank, measured) as link:
-        return pack(run_scenario(name, code, DirectNames(objects), rank, world, unpack(inputs[rank]), link))
+        given = _received(inputs[rank], link)
+        return pack(run_scenario(name, code, DirectNames(objects), rank, world, given, link))
 
 
-def _alone(scenario: Scenario, objects: Mapping[str, Any], inputs: bytes) -> bytes:
+def _received(inputs: bytes, link: Link) -> Any:
+    """Return the inputs of a rank; the functions of the check in them ask through ``link``."""
+    return unpack(inputs, lambda index, name: stand_in(name, partial(link.ask, index)))
+
+
+def _alone(scenario: Scenario, objects: Mapping[str, Any], inputs: bytes, path: str) -> bytes:
     """Run a scenario in a new process; return its packed value or fault."""
     try:
-        return pack({"value": call_scenario(scenario, DirectNames(objects), unpack(inputs))})
+        with connected_link(path, 0, measured=False) as link:
+            return pack({"value": call_scenario(scenario, DirectNames(objects), _received(inputs, link))})
     except NotPlain as error:
         return pack({"fault": asdict(Fault("NotPlain", str(error)))})
     except (Exception, SystemExit) as error:  # noqa: BLE001  the caller raises it
@@ -200,21 +216,12 @@ def _sent(value: Any) -> tuple[Any, list[Asked]]:
     """Return a copy of what is passed to the student's code, and the functions of the check in it."""
     asked: list[Asked] = []
     frame = pack(value, asked)
-    return unpack(frame, stand_in=lambda index, name: _stand_in(asked[index])), asked
+    return unpack(frame, lambda index, name: stand_in(name, partial(_ask, asked[index]))), asked
 
 
-def _stand_in(asked: Asked) -> Callable[..., Any]:
-    """Return what the student's code calls; it passes plain data both ways, as in grading."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            sent_args, sent_kwargs = round_trip([list(args), kwargs])
-        except NotPlain as error:
-            raise TypeError(f"{asked.name} takes plain data, not {error}") from None
-        return result_of(round_trip(asked.answer(sent_args, sent_kwargs)))
-
-    call.__name__ = call.__qualname__ = asked.name
-    return call
+def _ask(asked: Asked, call: bytes) -> Mapping[str, Any]:
+    answer: Mapping[str, Any] = unpack(answer_to(asked, unpack(call)))
+    return answer
 
 
 def _round_trip_result(result: Any, claims: bool = False) -> Any:

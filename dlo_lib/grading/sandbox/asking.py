@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from dlo_lib.grading.checks.asked import MOST_BYTES, result_of
-from dlo_lib.grading.checks.codec import NotPlain, pack
+from dlo_lib.grading.checks.codec import enclosed
+from dlo_lib.grading.checks.stand_in import stand_in
 from dlo_lib.grading.sandbox.channel import Channel
 
 
@@ -18,8 +17,10 @@ class Asking:
     def __init__(self, channel: Channel) -> None:
         self.question = 0
         """The number of the question that is being answered; 0: none."""
-        self._channel, self._serial = channel, 0
-        self._lock, self._pid = threading.Lock(), os.getpid()
+        self.switch: Callable[[int, bytes], Mapping[str, Any]] | None = None
+        """Carries the calls of a rank, whose channel the switch reads: the number of a function, and a packed
+        call; None: the channel carries them."""
+        self._channel, self._serial, self._lock = channel, 0, threading.Lock()
         channel.stand_in = self.stand_in
 
     def begin(self, question: int) -> None:
@@ -28,28 +29,21 @@ class Asking:
 
     def end(self) -> None:
         """End it: its stand-ins no longer answer."""
-        self.question, self._serial = 0, self._serial + 1
+        self.question, self.switch, self._serial = 0, None, self._serial + 1
 
     def stand_in(self, index: int, name: str) -> Callable[..., Any]:
         """Return the stand-in for the function with this number in the question that is being received."""
         serial = self._serial
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if serial != self._serial or os.getpid() != self._pid:
+        def ask(call: bytes) -> Mapping[str, Any]:
+            if serial != self._serial:
                 raise RuntimeError(f"{name} answers only during the call to which it was passed")
-            return self._ask(index, name, args, kwargs)
+            if self.switch is not None:
+                return self.switch(index, call)
+            with self._lock:
+                numbers = {"asks": self.question, "function": index}
+                self._channel.send_frame(enclosed(call, numbers, "call"))
+                answer: Mapping[str, Any] = self._channel.receive()
+            return answer
 
-        call.__name__ = call.__qualname__ = name
-        return call
-
-    def _ask(self, index: int, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        message = {"asks": self.question, "function": index, "args": list(args), "kwargs": kwargs}
-        try:
-            size = len(pack(message))
-        except NotPlain as error:
-            raise TypeError(f"{name} takes plain data, not {error}") from None
-        if size > MOST_BYTES:
-            raise ValueError(f"{name} takes at most {MOST_BYTES} bytes, not {size}")
-        with self._lock:
-            self._channel.send(message)
-            return result_of(self._channel.receive())
+        return stand_in(name, ask)

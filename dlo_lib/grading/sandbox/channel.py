@@ -55,7 +55,11 @@ class Channel:
                 seconds).
             OSError: the other end is closed.
         """
-        data = memoryview(pack(value, asked))
+        self.send_frame(pack(value, asked), deadline)
+
+    def send_frame(self, frame: bytes, deadline: float | None = None) -> None:
+        """Send a value that is packed already; otherwise as :meth:`send`."""
+        data = memoryview(frame)
         if deadline is None:
             self.line.sendall(data)
             return
@@ -118,7 +122,7 @@ class Channel:
         ):
             return
         begins = bytes(frame[HEAD.size : HEAD.size + len(self.call)])
-        if not self.call or length > MOST_BYTES or not self.call.startswith(begins):
+        if not self.call or length > MOST_BYTES + LONG or not self.call.startswith(begins):
             raise NotPlain("a long message that is no answer")
 
     def pump(self) -> bool:

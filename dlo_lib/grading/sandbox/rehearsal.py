@@ -25,7 +25,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from dlo_lib.grading.checks.codec import HEAD, pack
 from dlo_lib.grading.checks.contract import Scenario
 from dlo_lib.grading.sandbox import worker
-from dlo_lib.grading.sandbox.channel import Channel
+from dlo_lib.grading.switch.link import Link
 from dlo_lib.grading.switch.scenario import code_of
 
 ROUNDS = 10  # CPython adapts a function after 8 calls
@@ -86,5 +86,5 @@ def _run_rank(names: dict[str, Any]) -> None:
             judge.sendall(HEAD.pack(len(head), sum(sizes)) + head + bytes(sum(sizes)))
         code = base64.b64encode(code_of(Scenario("rehearsal", SCENARIO))).decode()
         request = {"name": "rehearsal", "code": code, "rank": 0, "world": 1}
-        worker.run_rank({**request, "inputs": {"values": values}}, names, Channel(line, limited=False))
+        worker.run_rank({**request, "inputs": {"values": values}}, names, Link(line))
     dist.destroy_process_group()

@@ -26,6 +26,7 @@ from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.asked import Asked
 from dlo_lib.grading.checks.codec import NotPlain
 from dlo_lib.grading.checks.outcome import Ended, Status
+from dlo_lib.grading.checks.stand_in import answer_to
 from dlo_lib.grading.sandbox.cgroups import Group
 from dlo_lib.grading.sandbox.channel import Channel, DeadlineExceeded
 from dlo_lib.grading.sandbox.hidden_memory import (
@@ -183,6 +184,7 @@ class Worker:
 
         Raises:
             Ended: the worker calls again and again after a refusal.
+            NotPlain: no stand-in makes this call.
             DeadlineExceeded: it does not read the answer.
         """
         if type(message) is not dict or message.get("asks") != self._number or not self.asked:
@@ -191,10 +193,10 @@ class Worker:
         if type(index) is not int or not 0 <= index < len(self.asked):
             return False
         asked = self.asked[index]
-        answer = asked.answer(message.get("args"), message.get("kwargs"))
+        answer = answer_to(asked, message.get("call"))
         if asked.overrun:
             raise Ended(Status.TIMEOUT, tr("your code calls `{name}` again and again", name=asked.name))
-        self.channel.send(answer, deadline)
+        self.channel.send_frame(answer, deadline)
         return True
 
     def match_answer(self, message: Any) -> dict[str, Any] | None:

@@ -134,7 +134,7 @@ def serve(line: socket.socket) -> None:
             return
         asking.begin(request["id"])
         try:
-            reply = {"id": request["id"], "value": _answer(request, shell.user_ns, channel)}
+            reply = {"id": request["id"], "value": _answer(request, shell.user_ns, channel, asking)}
             pack(reply)
         except NotPlain as error:
             reply = {"id": request["id"], "fault": asdict(Fault("NotPlain", str(error)))}
@@ -144,7 +144,7 @@ def serve(line: socket.socket) -> None:
         channel.send(reply)
 
 
-def _answer(request: Mapping[str, Any], names: dict[str, Any], channel: Channel) -> Any:
+def _answer(request: Mapping[str, Any], names: dict[str, Any], channel: Channel, asking: Asking) -> Any:
     match request["do"]:
         case "load":
             reports = [_run_cell(cell, names, channel) for cell in request["cells"]]
@@ -163,8 +163,10 @@ def _answer(request: Mapping[str, Any], names: dict[str, Any], channel: Channel)
             with _silence():
                 return call_scenario(scenario, student, request["inputs"])
         case "rank":
+            link = Link(channel.line)
+            asking.switch = link.ask
             with _silence():
-                return run_rank(request, names, channel)
+                return run_rank(request, names, link)
     raise ValueError(request["do"])
 
 
@@ -241,8 +243,8 @@ def _compiled(source: str, file: str, own: bool) -> CodeType:
     return code
 
 
-def run_rank(request: Mapping[str, Any], names: Mapping[str, Any], channel: Channel) -> Any:
-    """Run the scenario of one rank; its process group is the switch at the other end of the channel."""
+def run_rank(request: Mapping[str, Any], names: Mapping[str, Any], link: Link) -> Any:
+    """Run the scenario of one rank; its process group is the switch at the other end of ``link``."""
     return run_scenario(
         request["name"],
         base64.b64decode(request["code"]),
@@ -250,7 +252,7 @@ def run_rank(request: Mapping[str, Any], names: Mapping[str, Any], channel: Chan
         request["rank"],
         request["world"],
         request["inputs"],
-        Link(channel.line),
+        link,
     )
 
 

@@ -26,12 +26,14 @@ from torch import Tensor
 from dlo_lib.comm.calls import Kind
 from dlo_lib.comm.deadlock.helper_threads import HelperThreads
 from dlo_lib.comm.tracing.call_sites import call_site
-from dlo_lib.grading.checks.codec import DTYPES, HEAD
+from dlo_lib.grading.checks.codec import DTYPES, HEAD, unpack
+from dlo_lib.grading.checks.stand_in import as_tensor
 from dlo_lib.grading.switch.own_memory import return_free_memory
 from dlo_lib.grading.switch.request import MAX_UNWAITED
 from dlo_lib.grading.switch.wire import frame, memory_of
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
+HUNG_UP = "connection closed by the switch: another rank failed, or this rank sent an invalid message"
 MAX_SITE = 180  # longest file name, in characters, that is sent
 
 
@@ -41,9 +43,13 @@ class CommunicationError(RuntimeError):
 
 @dataclass
 class PendingCall:
-    """A call that is not complete; ``into``: the tensors for what is received."""
+    """A call that is not complete.
 
-    into: Sequence[Tensor]
+    ``into``: the tensors for what is received; None: ``answer`` becomes all that is received.
+    """
+
+    into: Sequence[Tensor] | None
+    answer: bytes = b""
     futures: list[torch.futures.Future] = field(default_factory=list)
 
 
@@ -93,7 +99,7 @@ class Link:
             "sent": [_shape(tensor) for tensor in sent],
             "expected": [_shape(tensor) for tensor in into],
         }
-        seq = self._post("call", head, sent, into)
+        seq = self._post("call", head, sent, PendingCall(into))
         if head["async"]:
             self._unwaited.add(seq)
         return seq
@@ -105,7 +111,19 @@ class Link:
         gc.collect()
         gc.callbacks.extend(callbacks)
         return_free_memory()
-        self.wait(self._post("mark", {"name": str(name)}, (), ()))
+        self.wait(self._post("mark", {"name": str(name)}, (), PendingCall(())))
+
+    def ask(self, function: int, call: bytes) -> Any:
+        """Return the judge's answer to the packed call of a function of the check.
+
+        Raises:
+            CommunicationError: the switch has closed the connection.
+        """
+        pending = PendingCall(None)
+        self._lead(self._post("asks", {"function": function}, (as_tensor(call),), pending))
+        if self._broken:
+            raise CommunicationError(self._broken)
+        return unpack(pending.answer)
 
     def report_unwaited(self) -> None:
         """Report the asynchronous calls for which this rank has not waited."""
@@ -173,10 +191,10 @@ class Link:
 
     # -- inside
 
-    def _post(self, what: str, head: dict[str, Any], sent: Sequence[Tensor], into: Sequence[Tensor]) -> int:
+    def _post(self, what: str, head: dict[str, Any], sent: Sequence[Tensor], pending: PendingCall) -> int:
         with self._changed:
             seq = next(self._numbers)
-            self._pending[seq] = PendingCall(into)
+            self._pending[seq] = pending
         self._send({"switch": what, "seq": seq, **head}, sent)
         return seq
 
@@ -188,7 +206,7 @@ class Link:
                 for piece in frame(head, tensors):
                     self._line.sendall(piece)
         except OSError as error:
-            raise CommunicationError(self._hung_up()) from error
+            raise CommunicationError(HUNG_UP) from error
 
     def _report_wait(self, seq: int, helpers: bool) -> None:
         self._send({"switch": "wait", "seq": seq, "helpers": helpers}, ())
@@ -222,7 +240,10 @@ class Link:
             length, size = HEAD.unpack(self._exactly(HEAD.size))
             head = json.loads(self._exactly(length))
             pending = self._pending[head["done"]]
-            self._receive_into(pending.into, head["sizes"], size)
+            if pending.into is None:
+                pending.answer = self._exactly(size)
+            else:
+                self._receive_into(pending.into, head["sizes"])
             self._sources[head["done"]] = head["source"]
             with self._changed:
                 del self._pending[head["done"]]
@@ -233,10 +254,10 @@ class Link:
                 threading.Thread(target=_set_results, args=(pending.futures,), daemon=True).start()
         except OSError:
             with self._changed:
-                self._broken, self._reading = self._hung_up(), False
+                self._broken, self._reading = HUNG_UP, False
                 self._changed.notify_all()
 
-    def _receive_into(self, into: Sequence[Tensor], sizes: Sequence[int], size: int) -> None:
+    def _receive_into(self, into: Sequence[Tensor], sizes: Sequence[int]) -> None:
         with torch.no_grad():
             for tensor, count in zip(into, sizes):
                 if count == 0:
@@ -263,9 +284,6 @@ class Link:
                 raise ConnectionResetError
             target = target[count:]
 
-    def _hung_up(self) -> str:
-        return "connection closed by the switch: another rank failed, or this rank sent an invalid message"
-
 
 class SwitchWork(dist.Work):
     """The work handle of one call or of several coalesced ones. ``value``: the result of its future."""
@@ -284,17 +302,13 @@ class SwitchWork(dist.Work):
         """As ``wait``."""
         self.wait()
 
-    def block_current_stream(self) -> None:
-        """As ``wait``."""
-        self.wait()
+    block_current_stream = synchronize
 
     def is_completed(self) -> bool:
         """Return True if the calls are complete, without waiting."""
         return all(self._link.is_done(seq) for seq in self._calls)
 
-    def is_success(self) -> bool:
-        """Return True if the calls are complete; a complete call has succeeded."""
-        return self.is_completed()
+    is_success = is_completed  # a complete call has succeeded
 
     def result(self) -> list[Tensor]:
         """Wait, and return the tensors."""

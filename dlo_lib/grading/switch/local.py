@@ -13,12 +13,13 @@ import struct
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
 import torch
 
+from dlo_lib.grading.checks.asked import Asked
 from dlo_lib.grading.checks.contract import Nudge, Wrong
 from dlo_lib.grading.switch.exchange import Exchange
 from dlo_lib.grading.switch.link import Link
@@ -39,14 +40,17 @@ CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class LocalSwitch:
-    """A switch for ``world`` ranks, served in a context. ``path``: its socket."""
+    """A switch for ``world`` ranks, served in a context. ``path``: its socket.
 
-    def __init__(self, world: int, nudge: Nudge | None = None) -> None:
+    ``asked``: the functions of the check that each rank may call; the thread of the switch calls them.
+    """
+
+    def __init__(self, world: int, nudge: Nudge | None = None, asked: Sequence[Sequence[Asked]] = ()) -> None:
         self.verdict: Wrong | None = None
         """The reason for which the ranks were stopped: a deadlock, or calls that do not agree."""
         self.service: SwitchServer | None = None
         """None until every rank is connected."""
-        self._world, self._nudge = world, nudge
+        self._world, self._nudge, self._asked = world, nudge, asked
         self._initial_bytes: dict[int, int] = {}
         self._pids: dict[int, int] = {}
         self._stop = threading.Event()
@@ -103,9 +107,8 @@ class LocalSwitch:
             while len(lines) < self._world and not self._stop.is_set():
                 self._accept(lines)
             if not self._stop.is_set():
-                service = SwitchServer(
-                    [lines[rank] for rank in range(self._world)], self, display_name, self._nudge
-                )
+                ends = [lines[rank] for rank in range(self._world)]
+                service = SwitchServer(ends, self, display_name, self._nudge, asked=self._asked)
                 self.service = service
                 service.run()
         except Wrong as verdict:

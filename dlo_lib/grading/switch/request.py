@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from dlo_lib.comm.calls import Call, CallSite, Kind
+from dlo_lib.grading.checks.asked import MOST_BYTES
 from dlo_lib.grading.checks.codec import DTYPES, NotPlain
 from dlo_lib.grading.switch.arithmetic import REDUCTIONS
 from dlo_lib.grading.switch.wire import Frame
@@ -125,6 +126,18 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class AskedCall:
+    """The rank calls function number ``function`` of the check, and waits for the answer.
+
+    ``call``: its packed arguments, not read yet.
+    """
+
+    seq: int
+    function: int
+    call: bytes
+
+
+@dataclass(frozen=True)
 class Unwaited:
     """The rank has not waited for these asynchronous calls."""
 
@@ -138,7 +151,7 @@ class ScenarioEnd:
     raised: bool
 
 
-Message = CallRequest | Wait | Mark | Unwaited | ScenarioEnd
+Message = CallRequest | Wait | Mark | AskedCall | Unwaited | ScenarioEnd
 
 
 def read(frame: Frame, rank: int, world: int) -> Message | None:
@@ -164,6 +177,11 @@ def _message(head: dict[str, Any], blob: Tensor, rank: int, world: int) -> Messa
             return Wait(_number(head["seq"], 1, 1 << 53), _flag(head["helpers"]))
         case "mark":
             return Mark(_number(head["seq"], 1, 1 << 53), _text(head["name"]))
+        case "asks":
+            if blob.numel() > MOST_BYTES:
+                raise ValueError("bytes")
+            number = _number(head["function"], 0, MAX_TENSORS)
+            return AskedCall(_number(head["seq"], 1, 1 << 53), number, blob.numpy().tobytes())
         case "unwaited":
             return Unwaited(tuple(_number(seq, 1, 1 << 53) for seq in _items(head["calls"], MAX_UNWAITED)))
         case "end":

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from dlo_lib.base.text import tr
+from dlo_lib.grading.checks.asked import asked_again
 from dlo_lib.grading.checks.claimed import claimed
 from dlo_lib.grading.checks.contract import NotWritten, Nudge, Run, Scenario, Wrong
 from dlo_lib.grading.checks.faults import Fault
@@ -128,9 +129,12 @@ def finished_run(
     service: SwitchServer,
     scenario: Scenario,
     nudge: Nudge | None,
-    repeat: Callable[[Nudge], Run],
+    ranks: Callable[[Scenario, Sequence[Mapping[str, Any]], Nudge], Run],
+    inputs_per_rank: Sequence[Mapping[str, Any]],
 ) -> Run:
     """Return the ``Run`` that a check gets, without a final mark after which a rank made calls.
+
+    ``ranks`` runs it again with a nudge; functions of the check in the inputs count from 0 then.
 
     Raises:
         Wrong: the rank never received the value that the nudge alters.
@@ -158,6 +162,10 @@ def finished_run(
     for (name, rank), calls in service.marked.items():
         issued.setdefault(name, {})[rank] = calls
     unwaited = tuple(service.exchange.unwaited(rank) for rank in range(len(results)))
+
+    def repeat(nudge: Nudge) -> Run:
+        return ranks(scenario, asked_again(inputs_per_rank), nudge)
+
     return Run(results, traffic, held, issued, service.open, unwaited, sent, repeat)
 
 

@@ -17,11 +17,13 @@ from typing import Protocol
 from dlo_lib.base.text import tr
 from dlo_lib.comm.calls import Call, CallSite
 from dlo_lib.comm.deadlock.vocabulary import NameFile
-from dlo_lib.grading.checks.codec import NotPlain
+from dlo_lib.grading.checks.asked import Asked
+from dlo_lib.grading.checks.codec import NotPlain, unpack
 from dlo_lib.grading.checks.contract import Nudge, Wrong
+from dlo_lib.grading.checks.stand_in import answer_to, as_tensor
 from dlo_lib.grading.switch.exchange import MAX_HELD, Delivery, Exchange, is_cell
 from dlo_lib.grading.switch.memory import sent_and_unread
-from dlo_lib.grading.switch.request import CallRequest, Mark, ScenarioEnd, Unwaited, Wait, read
+from dlo_lib.grading.switch.request import AskedCall, CallRequest, Mark, ScenarioEnd, Unwaited, Wait, read
 from dlo_lib.grading.switch.wire import Frame, Inbox, Outbox, frame
 
 TICK = 0.05  # seconds between two calls of ``Host.poll``
@@ -73,7 +75,10 @@ class _Connection:
 
 
 class SwitchServer:
-    """The switch for ranks at the other ends of ``lines``. ``received``: bytes already read from each."""
+    """The switch for ranks at the other ends of ``lines``.
+
+    ``received``: bytes already read from each. ``asked``: the functions of the check that each rank may call.
+    """
 
     def __init__(
         self,
@@ -82,6 +87,7 @@ class SwitchServer:
         name_file: NameFile,
         nudge: Nudge | None = None,
         received: Sequence[bytes] = (),
+        asked: Sequence[Sequence[Asked]] = (),
     ) -> None:
         self.exchange = Exchange(len(lines), name_file, nudge)
         self.held: dict[str, dict[int, int | None]] = {}
@@ -93,6 +99,7 @@ class SwitchServer:
         self.at_first_loss: tuple[list[int], str] | None = None
         """The ranks that computed, and a table of all ranks, when the first connection was lost."""
         self._host, self._name_file = host, name_file
+        self._asked = asked or [()] * len(lines)
         received = received or [b""] * len(lines)
         ends = [(Inbox(line, earlier), Outbox(line)) for line, earlier in zip(lines, received)]
         self._connections = [_Connection(rank, lines[rank], *end) for rank, end in enumerate(ends)]
@@ -102,8 +109,8 @@ class SwitchServer:
         """Serve until every rank has ended, or the others wait for a rank that has failed.
 
         Raises:
-            Wrong: calls that do not agree, a deadlock, or an invalid message. Exceptions of the host's
-                functions pass.
+            Wrong: calls that do not agree, a deadlock, an invalid message, or a call that a function of the
+                check refuses. Exceptions of the host's functions and of those of the check pass.
         """
         with self._selector:
             for connection in self._connections:
@@ -178,6 +185,8 @@ class SwitchServer:
             case Mark(seq, name):
                 self._mark(connection.rank, name)
                 self._send(Delivery(connection.rank, seq, ()))
+            case AskedCall() as call:
+                self._answer(connection.rank, call)
             case Unwaited(calls):
                 self.exchange.leave(connection.rank, calls)
             case ScenarioEnd(raised):
@@ -209,6 +218,16 @@ class SwitchServer:
         self.held[name][rank] = now if known is None or now is None else max(known, now)
         self.marked[name, rank] = self.exchange.issued(rank)
         self.open.setdefault(name, {})[rank] = self.exchange.open_calls(rank)
+
+    def _answer(self, rank: int, call: AskedCall) -> None:
+        """Answer a call of a function of the check. A refusal ends the run: what the ranks do after it
+        follows from it."""
+        if call.function >= len(self._asked[rank]):
+            raise NotPlain("a call of a function that the rank was not given")
+        asked = self._asked[rank][call.function]
+        answer = answer_to(asked, unpack(call.call))
+        asked.raise_refusal()
+        self._send(Delivery(rank, call.seq, (as_tensor(answer),)))
 
     def _end(self, connection: _Connection, raised: bool) -> None:
         connection.ended = True

@@ -16,7 +16,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlo_lib.grading.checks.codec import HEAD, MAX_ITEMS, NotPlain, frame_length, pack, round_trip, unpack
+from dlo_lib.grading.checks.codec import (
+    HEAD,
+    MAX_ITEMS,
+    NotPlain,
+    enclosed,
+    frame_length,
+    pack,
+    round_trip,
+    unpack,
+)
 from dlo_lib.hardware import gpu
 from dlo_lib.models import model_config
 
@@ -37,6 +46,13 @@ def test_plain_values_arrive_unchanged(value: Any) -> None:
     arrived = round_trip(value)
     assert arrived == value
     assert repr(arrived) == repr(value)  # True is not 1
+
+
+@pytest.mark.parametrize("value", [[[1, (2.5, "é")], {"a": torch.arange(3)}], [[], {}], None], ids=repr)
+def test_a_packed_value_is_enclosed_as_if_it_were_packed_there(value: Any) -> None:
+    assert enclosed(pack(value), {"asks": 3, "function": 0}, "call") == pack(
+        {"asks": 3, "function": 0, "call": value}
+    )
 
 
 @pytest.mark.parametrize("name", ["tiny", "llama-3.2-3b"])

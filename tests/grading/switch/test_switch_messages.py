@@ -17,12 +17,15 @@ import pytest
 import torch
 
 from dlo_lib.comm.calls import CallSite, Kind
-from dlo_lib.grading.checks.codec import HEAD, MAX_TENSORS, NotPlain
+from dlo_lib.grading.checks.asked import MOST_BYTES, Asked
+from dlo_lib.grading.checks.claimed import claimed
+from dlo_lib.grading.checks.codec import HEAD, MAX_TENSORS, NotPlain, pack
 from dlo_lib.grading.checks.contract import Nudge, Wrong
 from dlo_lib.grading.checks.runs import KEPT_NUMBERS
+from dlo_lib.grading.checks.stand_in import as_tensor
 from dlo_lib.grading.switch import exchange, server
 from dlo_lib.grading.switch.exchange import KEPT_BYTES, Exchange
-from dlo_lib.grading.switch.request import CallRequest, TensorSpec, read
+from dlo_lib.grading.switch.request import AskedCall, CallRequest, TensorSpec, read
 from dlo_lib.grading.switch.server import SwitchServer
 from dlo_lib.grading.switch.wire import Frame, Inbox, Outbox, frame
 
@@ -66,6 +69,37 @@ def test_a_call_written_by_a_link_is_read() -> None:
 def test_other_messages_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(NotPlain):
         read(framed({**CALL, **changes}), 0, 2)
+
+
+ASKS: dict[str, Any] = {"switch": "asks", "seq": 1, "function": 0}
+
+
+def test_a_call_of_a_function_of_the_check_is_read_up_to_its_largest_size() -> None:
+    assert read(framed(ASKS), 0, 2) == AskedCall(1, 0, bytes(8))
+    for changes in ({"seq": 0}, {"function": -1}, {"function": True}, {"function": "0"}):
+        with pytest.raises(NotPlain):
+            read(framed({**ASKS, **changes}), 0, 2)
+    with pytest.raises(NotPlain):
+        read(framed(ASKS, MOST_BYTES + 1), 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "call"),
+    [(1, pack([[1], {}])), (0, b"?"), (0, pack(3)), (0, pack([1, 2, 3])), (0, pack([[claimed(1)], {}]))],
+    ids=["not its own", "no frame", "a number", "three values", "a claim"],
+)
+def test_a_call_that_no_stand_in_makes_ends_the_run(function: int, call: bytes) -> None:
+    lines, ranks = zip(*(socket.socketpair() for _ in range(2)))
+    asked = Asked(len, calls=9)
+    service = SwitchServer(lines, Hosted(), str, asked=[[asked], []])
+    with contextlib.ExitStack() as ends:
+        for line in (*lines, *ranks):
+            ends.enter_context(line)
+        for piece in frame({**ASKS, "function": function}, [as_tensor(call)]):
+            ranks[0].sendall(piece)
+        with pytest.raises(Wrong, match="rank 0 sent something unreadable"):
+            service.run()
+    assert asked.count == 0
 
 
 def test_random_bytes_raise_only_not_plain() -> None:
