@@ -3,13 +3,15 @@
 The commands:
 
 - ``app``: all commands, a few lines each
-- ``course``: release, kit, collect, feedback, export, similar, roster, receipt
+- ``course``: release, kit, collect, feedback, export, similar, receipt
+- ``roster``: the students of a course
 - ``make``: a course, a classroom for a trial, and ``labs/``
 - ``deadlines``: due dates
 - ``submission``: a student submits a lab
 - ``hand_in``: the process that calls nbgrader for this
 - ``grade``: grades a class
 - ``grade_slurm``: the same on a cluster
+- ``leaderboard``: what the judge measured of a class
 - ``plan``: the best plan of a model on a number of GPUs
 - ``parity``: the trainer of another project against one process
 - ``jobs``: the submitted jobs

@@ -19,8 +19,10 @@ from dlo_lib.cli import course, jobs, make
 from dlo_lib.cli.deadlines import deadlines
 from dlo_lib.cli.diagnosis import Diagnosis
 from dlo_lib.cli.grade import grade
+from dlo_lib.cli.leaderboard import leaderboard
 from dlo_lib.cli.parity import parity
 from dlo_lib.cli.plan import plan
+from dlo_lib.cli.roster import roster
 
 app = typer.Typer(
     name="dlo",
@@ -190,10 +192,11 @@ for command in (
     course.feedback,
     course.export,
     course.similar,
+    leaderboard,
     make.slides,
 ):
     app.command(rich_help_panel=INSTRUCTORS)(command)
-app.add_typer(course.roster, name="roster", rich_help_panel=INSTRUCTORS)
+app.add_typer(roster, name="roster", rich_help_panel=INSTRUCTORS)
 app.command(rich_help_panel=AUTHORS)(make.new_lab)
 app.command(rich_help_panel=AUTHORS)(make.build)
 app.command(rich_help_panel=AUTHORS)(make.classroom)

@@ -40,7 +40,8 @@ from dlo_lib.grading.classroom.gradebook.inventory import Inventory, Item, ItemS
 from dlo_lib.grading.classroom.gradebook.late_work import COLLECTED, late_folder, stamp
 from dlo_lib.grading.classroom.gradebook.submission_copy import TIMESTAMP
 from dlo_lib.grading.classroom.roster.archive import fold_name, open_archive
-from dlo_lib.grading.classroom.roster.roster import Person, id_fault, normalise_name, read_roster
+from dlo_lib.grading.classroom.roster.roster import read_roster
+from dlo_lib.grading.classroom.roster.roster_table import Person, id_fault, normalise_name
 from dlo_lib.grading.classroom.roster.safe_files import Refused, printable, read_regular
 from dlo_lib.grading.judge.grader_lock import only_grader
 from dlo_lib.grading.judge.intake import MAX_BYTES, Invalid, find_submission

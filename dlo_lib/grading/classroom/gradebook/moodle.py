@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from dlo_lib.base.text import tr
 from dlo_lib.grading.classroom.gradebook.export import GradeRow, GradeTable
-from dlo_lib.grading.classroom.roster.roster import Person
+from dlo_lib.grading.classroom.roster.roster_table import Person
 from dlo_lib.grading.classroom.roster.tables import csv_text
 from dlo_lib.grading.judge.report import GRADER_ERROR, NOT_GRADED, REFUSED
 from dlo_lib.grading.lab.times import how_late

@@ -35,7 +35,8 @@ from dlo_lib.grading.classroom.roster.course_access import (
     enter_course,
     is_shared,
 )
-from dlo_lib.grading.classroom.roster.roster import Person, listed_name
+from dlo_lib.grading.classroom.roster.roster import listed_name
+from dlo_lib.grading.classroom.roster.roster_table import Person
 from dlo_lib.grading.judge.client import no_course
 from dlo_lib.grading.judge.preprocessor import SECRET_FILE, ExecuteWithHidden, JudgeCells, SubmissionExporter
 from dlo_lib.grading.lab.course import QUIZ_ANSWERS_FILE, course_root, source_labs

@@ -1,6 +1,7 @@
 """The students of a course, its rules, and the files that a course reads and writes.
 
-- ``roster``: the students
+- ``roster``: the students, and their import
+- ``roster_table``: the table that is imported
 - ``course_file``: due dates and rules, in ``course.toml``
 - ``course_access``: who may enter the course's folder
 - ``archive``: reads a folder or a zip safely

@@ -13,14 +13,8 @@ from sqlalchemy.orm import Session
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.grading.classroom.gradebook.nbgrader_course import create_course, open_course
-from dlo_lib.grading.classroom.roster.roster import (
-    Change,
-    Person,
-    import_roster,
-    parse_roster,
-    read_roster,
-    unread_columns,
-)
+from dlo_lib.grading.classroom.roster.roster import Change, import_roster, read_roster
+from dlo_lib.grading.classroom.roster.roster_table import Person, parse_roster, unread_columns
 
 EMILIE = Person("emilie", "Émilie", "du Châtelet", "e@uni.example")
 

@@ -9,7 +9,7 @@ import pytest
 
 from dlo_lib.grading.classroom.gradebook.export import GradeRow, GradeTable
 from dlo_lib.grading.classroom.gradebook.moodle import moodle_csv
-from dlo_lib.grading.classroom.roster.roster import Person
+from dlo_lib.grading.classroom.roster.roster_table import Person
 from dlo_lib.grading.classroom.roster.tables import csv_text, escape_formula
 from dlo_lib.grading.lab.course import LabInfo
 
