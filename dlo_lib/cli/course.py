@@ -1,4 +1,4 @@
-"""The commands of instructors: release, kit, collect, feedback, export, similar; `receipt` is for students."""
+"""The commands of instructors: release, kit, collect, feedback, export, similar; for students: receipt."""
 
 from __future__ import annotations
 
