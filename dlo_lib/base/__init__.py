@@ -7,6 +7,7 @@ Bad input, files and texts:
 - ``text``: the message catalogue
 - ``files``: files that are complete or absent
 - ``provenance``: what another person needs to repeat a run
+- ``intervals``: the interval of a mean, and of the difference of pairs
 - ``locks``: a lock on a file
 - ``ownership``: one run owns one folder
 - ``temporary_folders``: temporary folders, and the removal of those of killed processes

@@ -68,5 +68,6 @@ def test_the_guide_for_instructors_describes_every_command_for_instructors() -> 
         "similar",
         "feedback",
         "export",
+        "leaderboard",
         "receipt",
     } <= commands

@@ -41,6 +41,7 @@ from dlo_lib.grading.classroom.feedback.feedback_page import (
     feedback_html,
     receipt_html,
 )
+from dlo_lib.grading.classroom.feedback.leaderboard import entry_name, read_entry
 from dlo_lib.grading.classroom.feedback.other_release import release_warnings
 from dlo_lib.grading.classroom.feedback.pictures import pictures_of
 from dlo_lib.grading.classroom.gradebook.batch import require_release, run_step, submitted_students
@@ -276,6 +277,7 @@ def student_page(directory: CourseDirectory, info: LabInfo, student: str, graded
         penalty=marks.penalty,
         status=report.status, warnings=warnings, questions=cards,
         read=_read_next(lab, cards), pictures=pictures_of(submitted), early=marks.early,
+        entry="" if read_entry("", report) is None else entry_name(Path(directory.root), info, student),
     )  # fmt: skip
     return feedback_html(page, receipt_card(directory, info, student, marks.late_seconds))
 

@@ -99,6 +99,8 @@ class Page:
     pictures: Plots
     early: bool = False
     """Others may still submit, so the messages name no inputs."""
+    entry: str = ""
+    """The student's name on the leaderboard; empty if the lab has none."""
 
     @property
     def share(self) -> float:
