@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from dlo_lib.optim.entry import Shapes
 from dlo_lib.optim.foreach_step import ForeachOptimizer, Group
 from dlo_lib.optim.moments import adam_directions
 
@@ -33,17 +34,22 @@ DECADES = 7
 
 
 @functools.cache
-def code_book(signed: bool) -> Tensor:
+def _values(signed: bool) -> tuple[float, ...]:
+    """Return the code book as numbers: a tensor that is kept may be a fake one, of a simulation."""
+    values = [0.0, 1.0]
+    for exponent in range(DECADES):
+        parts = 2 ** (DECADES - 1 - exponent + (not signed))
+        fractions = [10.0**-exponent * (0.1 + 0.9 * (part + 0.5) / parts) for part in range(parts)]
+        values += fractions + ([-fraction for fraction in fractions] if signed else [])
+    return tuple(sorted(values))
+
+
+def code_book(signed: bool, device: torch.device | None = None) -> Tensor:
     """Return the 256 values of dynamic quantisation in ascending order, fp32, from -1 or 0 to 1.
 
     Decade e = 0 ... 6 below 1 has 2^(6 - e) positive values, or twice as many without a sign.
     """
-    values = [0.0, 1.0]
-    for exponent in range(DECADES):
-        edges = torch.linspace(0.1, 1, 2 ** (DECADES - 1 - exponent + (not signed)) + 1, dtype=torch.float64)
-        fractions = 10.0**-exponent * (edges[:-1] + edges[1:]) / 2
-        values += [*fractions.tolist(), *(-fractions if signed else fractions[:0]).tolist()]
-    return torch.tensor(sorted(values), dtype=torch.float32)
+    return torch.tensor(_values(signed), dtype=torch.float32, device=device)
 
 
 def quantised(values: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
@@ -53,19 +59,19 @@ def quantised(values: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
     Args:
         values: fp32, of any shape; the last block is filled with zeros.
     """
-    flat = values.flatten()
-    blocks = torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
+    flat, lacking = values.flatten(), -values.numel() % BLOCK
+    blocks = (torch.nn.functional.pad(flat, (0, lacking)) if lacking else flat).view(-1, BLOCK)
     scales = blocks.abs().amax(dim=1, keepdim=True)
-    book = code_book(signed).to(values.device)
+    book = code_book(signed, values.device)
     middles = (book[:-1] + book[1:]) / 2
-    numbers = torch.bucketize(blocks / scales.clamp_min(torch.finfo(torch.float32).tiny), middles)
-    return numbers.to(torch.uint8), scales
+    shares = blocks / scales.clamp_min(torch.finfo(torch.float32).tiny)
+    return torch.bucketize(shares, middles, out_int32=True).to(torch.uint8), scales
 
 
 def dequantised(numbers: Tensor, scales: Tensor, signed: bool, shape: torch.Size) -> Tensor:
     """Return the fp32 values of ``shape`` that :func:`quantised` has rounded."""
-    book = code_book(signed).to(numbers.device)
-    return (book[numbers.int()] * scales).flatten()[: math.prod(shape)].view(shape)
+    book = code_book(signed, numbers.device)
+    return book[numbers.int()].mul_(scales).flatten()[: math.prod(shape)].view(shape)
 
 
 class AdamW8bit(ForeachOptimizer):
@@ -108,19 +114,61 @@ class AdamW8bit(ForeachOptimizer):
 
     def _direction(self, param: Tensor, grad: Tensor, group: Group) -> Tensor:
         """Return Adam's direction of one parameter, fp32, and keep its averages in 8 bits."""
-        state, shape, grad = self.state[param], param.shape, grad.float()
+        grad = grad.float()
         (step,) = self.counted([param])
         beta1, beta2 = group["betas"]
-        averages = []
-        for name, new, beta, signed in (
-            ("exp_avg", grad, beta1, True),
-            ("exp_avg_sq", grad * grad, beta2, False),
-        ):
-            average = torch.zeros_like(new)
-            if name in state:
-                average = dequantised(state[name], state[f"{name}_scale"], signed, shape)
-            average.lerp_(new, 1 - beta)
-            state[name], state[f"{name}_scale"] = quantised(average, signed)
-            averages.append(average / (1 - beta**step))
-        mean, square = averages
-        return mean.div_(square.sqrt_().add_(group["eps"]))
+        mean = self._average(param, "exp_avg", signed=True).lerp_(grad, 1 - beta1)
+        self._keep(param, "exp_avg", mean, signed=True)
+        square = self._average(param, "exp_avg_sq", signed=False)
+        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        self._keep(param, "exp_avg_sq", square, signed=False)
+        scale = square.div_(1 - beta2**step).sqrt_().add_(group["eps"])
+        return mean.div_(1 - beta1**step).div_(scale)
+
+    def _average(self, param: Tensor, name: str, signed: bool) -> Tensor:
+        """Return an average of ``param`` in fp32, a new tensor of its shape."""
+        state = self.state[param]
+        if name not in state:
+            return torch.zeros_like(param, dtype=torch.float32)
+        return dequantised(state[name], state[f"{name}_scale"], signed, param.shape)
+
+    def _keep(self, param: Tensor, name: str, average: Tensor, signed: bool) -> None:
+        state = self.state[param]
+        for key, value in zip((name, f"{name}_scale"), quantised(average, signed), strict=True):
+            if key in state:
+                state[key].copy_(value)
+            else:
+                state[key] = value
+
+
+def shape_of_numbers(shape: tuple[int, ...], embedding: bool) -> tuple[int, int] | None:
+    """Return the shape of an average in 8 bits; None for a parameter that keeps fp32 averages."""
+    size = math.prod(shape)
+    return None if embedding or size < SMALL else (-(-size // BLOCK), BLOCK)
+
+
+def shape_of_scales(shape: tuple[int, ...], embedding: bool) -> tuple[int, int] | None:
+    """Return the shape of the scales of an average in 8 bits."""
+    numbers = shape_of_numbers(shape, embedding)
+    return None if numbers is None else (numbers[0], 1)
+
+
+def shape_of_wide_average(shape: tuple[int, ...], embedding: bool) -> tuple[int, ...] | None:
+    """Return the shape of an fp32 average; None for a parameter whose averages have 8 bits."""
+    return shape if shape_of_numbers(shape, embedding) is None else None
+
+
+def memory_of_loop(shapes: Shapes, embeddings: Shapes) -> int:
+    """Return the bytes of temporary memory of a step of fp32 parameters, one after the other."""
+    quantised = max(map(_of_parameter, shapes))
+    return max([quantised, *(4 * math.prod(shape) for shape in embeddings)])
+
+
+def _of_parameter(shape: tuple[int, ...]) -> int:
+    """Return the bytes of a parameter: both averages and one of them divided by its scales, in fp32, its
+    numbers as int32 and as bytes, and the scales."""
+    size = math.prod(shape)
+    if size < SMALL:
+        return 4 * size
+    blocks = -(-size // BLOCK)
+    return 8 * size + (9 + (4 if size % BLOCK else 0)) * blocks * BLOCK + 4 * blocks

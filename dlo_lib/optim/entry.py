@@ -9,9 +9,9 @@ from __future__ import annotations
 import enum
 import inspect
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -19,6 +19,8 @@ from dlo_lib.base.errors import UserError
 
 RATE_AND_DECAY = frozenset({"lr", "weight_decay"})
 """The settings that every optimiser of the library has."""
+EMBEDDINGS = ("embed_tokens", "lm_head")
+"""The modules of a model whose matrices are lists of separate vectors: the embedding and the output layer."""
 
 
 class OptimizerStep(enum.Enum):
@@ -71,8 +73,29 @@ _FORMS = {
 }
 
 
-class StateShape(enum.Enum):
+class ShapeRule(Protocol):
     """The shape of a state tensor, from that of its parameter."""
+
+    def of(self, shape: Sequence[int], embedding: bool = False) -> tuple[int, ...] | None:
+        """Return the shape of the state of a parameter of ``shape``; None if it has none.
+
+        Args:
+            embedding: whether the parameter is that of an embedding or of the output layer.
+        """
+
+
+@dataclass(frozen=True)
+class ShapeBy:
+    """A shape that ``compute`` gives, with the arguments of ``ShapeRule.of``."""
+
+    compute: Callable[[tuple[int, ...], bool], tuple[int, ...] | None]
+
+    def of(self, shape: Sequence[int], embedding: bool = False) -> tuple[int, ...] | None:
+        return self.compute((*shape,), embedding)
+
+
+class StateShape(enum.Enum):
+    """The common shapes of state tensors: a ``ShapeRule``."""
 
     PARAMETER = enum.auto()
     """The shape of the parameter."""
@@ -85,7 +108,7 @@ class StateShape(enum.Enum):
     VECTOR = enum.auto()
     """The shape of a parameter with one dimension or none; matrices have no such state."""
 
-    def of(self, shape: Sequence[int]) -> tuple[int, ...] | None:
+    def of(self, shape: Sequence[int], embedding: bool = False) -> tuple[int, ...] | None:
         """Return the shape of the state of a parameter of ``shape``; None if it has none."""
         matrix = len(shape) > 1
         shapes: dict[StateShape, tuple[int, ...] | None] = {
@@ -109,17 +132,25 @@ class OptimizerState:
     """
 
     name: str
-    shape: StateShape = StateShape.PARAMETER
+    shape: ShapeRule = StateShape.PARAMETER
     dtype: torch.dtype | None = None
 
-    def count_bytes(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> int:
-        """Return the bytes for a parameter of ``shape`` and ``dtype``."""
-        own = self.shape.of(shape)
-        return 0 if own is None else math.prod(own) * (self.dtype or dtype).itemsize
+    def count_bytes(
+        self, shape: Sequence[int], dtype: torch.dtype = torch.float32, embedding: bool = False
+    ) -> int:
+        """Return the bytes for a parameter of ``shape`` and ``dtype``, without a single number such as the
+        step."""
+        own = self.shape.of(shape, embedding)
+        number = own == () and len(shape) > 0
+        return 0 if own is None or number else math.prod(own) * (self.dtype or dtype).itemsize
 
 
 STEP_COUNT = OptimizerState("step", StateShape.SCALAR, torch.float32)
 """The number of steps of a parameter, as PyTorch's Adam keeps it."""
+
+
+Shapes = Mapping[tuple[int, ...], int]
+"""How many parameters have each shape."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +162,8 @@ class StepMemory:
         of_all: bytes for each element of all parameters together.
         of_largest: bytes for each element of one parameter, while it is updated.
         of_successive: the same with what is left of the previous parameter, if both have the same size.
+        of_shapes: returns the bytes of a step that depend on the shapes of the parameters, from how many
+            parameters have each shape, and the number and shape of embeddings and output layers among them.
         unscales: whether the step itself divides the gradients by the scale of a ``GradScaler`` and does
             nothing after an overflow (``_step_supports_amp_scaling``).
     """
@@ -139,16 +172,24 @@ class StepMemory:
     of_largest: int = 0
     of_successive: int = 0
     unscales: bool = False
+    of_shapes: Callable[[Shapes, Shapes], int] | None = None
 
-    def peak(self, every: int, largest: int, successive: int) -> int:
+    def peak(self, shapes: Shapes, embeddings: Shapes) -> int:
         """Return the bytes of temporary memory of a step.
 
         Args:
-            every: the elements of all parameters.
-            largest: the elements of the largest parameter.
-            successive: the elements of the largest parameter that follows one of its size.
+            shapes: how many parameters have each shape, without those of ``embeddings``.
+            embeddings: the same of the embedding and the output layer.
         """
-        return self.of_all * every + max(self.of_largest * largest, self.of_successive * successive)
+        counted = [
+            (math.prod(shape), number) for some in (shapes, embeddings) for shape, number in some.items()
+        ]
+        every = sum(size * number for size, number in counted)
+        largest = max(size for size, _ in counted)
+        # Parameters of one size follow each other: the matrices of an MLP, and not the two embeddings.
+        successive = max((math.prod(shape) for shape, number in shapes.items() if number > 1), default=0)
+        own = 0 if self.of_shapes is None else self.of_shapes(shapes, embeddings)
+        return self.of_all * every + max(self.of_largest * largest, self.of_successive * successive) + own
 
 
 @dataclass(frozen=True)
@@ -167,6 +208,7 @@ class OptimizerEntry:
         kernel: a class with the same arguments and state whose step is a kernel of this library, for
             ``--kernels fused``.
         in_backward: whether the backward updates each parameter and frees its gradient.
+        embeddings: what the group of the embedding and the output layer has beside the others.
     """
 
     cls: type[torch.optim.Optimizer]
@@ -178,6 +220,7 @@ class OptimizerEntry:
     forms: Collection[TrainingForm] | None = None
     kernel: type[torch.optim.Optimizer] | None = None
     in_backward: bool = False
+    embeddings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def default_step(self) -> OptimizerStep:
@@ -208,10 +251,24 @@ class OptimizerEntry:
         kept = {name: value for name, value in self.options.items() if name not in settings}
         return {**settings, **kept, **flags}
 
-    def count_state_bytes(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> int:
+    def count_state_bytes(
+        self, shape: Sequence[int], dtype: torch.dtype = torch.float32, embedding: bool = False
+    ) -> int:
         """Return the bytes of state of a parameter of ``shape``, without single numbers such as the step."""
-        kept = (state for state in self.states if state.shape is not StateShape.SCALAR)
-        return sum(state.count_bytes(shape, dtype) for state in kept)
+        return sum(state.count_bytes(shape, dtype, embedding) for state in self.states)
+
+    def groups(self, named: Iterable[tuple[str, torch.Tensor]], **options: Any) -> list[dict[str, Any]]:
+        """Return parameters as groups with ``options``; embeddings are a second group if they differ.
+
+        Args:
+            named: names and parameters, as ``named_parameters`` gives them.
+        """
+        apart, rest = list[torch.Tensor](), list[torch.Tensor]()
+        for name, param in named:
+            of_embedding = self.embeddings and not set(EMBEDDINGS).isdisjoint(name.split("."))
+            (apart if of_embedding else rest).append(param)
+        second = [{"params": apart, **options, **self.embeddings}] if apart else []
+        return [{"params": rest, **options}, *second]
 
     def wrong_under(self, forms: Collection[TrainingForm]) -> str | None:
         """Return why the optimiser would be wrong under ``forms``, as the end of a sentence; None if it is

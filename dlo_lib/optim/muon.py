@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from dlo_lib.base.errors import UserError
+from dlo_lib.optim.entry import Shapes
 from dlo_lib.optim.foreach_step import ForeachOptimizer, Group
 from dlo_lib.optim.moments import adam_directions
 
@@ -44,14 +45,16 @@ def orthogonalised(matrices: Tensor, steps: int = 5, dtype: torch.dtype = torch.
         (..., rows, columns) in ``dtype``.
     """
     a, b, c = COEFFICIENTS
-    x = matrices.to(dtype)
-    wide = x.mT if x.shape[-2] > x.shape[-1] else x  # the smaller product
+    x = matrices.to(dtype).view(-1, *matrices.shape[-2:])
+    tall = x.shape[-2] > x.shape[-1]
+    if tall:
+        x = x.mT  # the smaller product
     # The Frobenius norm is at least the largest singular value.
-    wide = wide / wide.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)
     for _ in range(steps):
-        gram = wide @ wide.mT
-        wide = a * wide + (b * gram + c * gram @ gram) @ wide
-    return wide.mT if x.shape[-2] > x.shape[-1] else wide
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).reshape(matrices.shape)
 
 
 class Muon(ForeachOptimizer):
@@ -97,7 +100,7 @@ class Muon(ForeachOptimizer):
             "betas": betas,
             "eps": eps,
             "foreach": foreach,
-            "dtype": dtype,
+            "dtype": str(dtype).removeprefix("torch."),  # a checkpoint has the groups as JSON
             "muon": True,
         }
         super().__init__(params, options)
@@ -113,26 +116,62 @@ class Muon(ForeachOptimizer):
             their_grads.append(grad)
         for shape, (same, their_grads) in shapes.items():
             if shape is None:
-                directions = adam_directions(self, same, their_grads, group)
-                torch._foreach_add_(same, directions, alpha=-group["lr"])
+                self._update_others(same, their_grads, group)
             else:
                 self._update_matrices(same, their_grads, shape, group)
+
+    def _update_others(self, params: list[Tensor], grads: list[Tensor], group: Group) -> None:
+        """Update parameters that are no matrices, or embeddings, as AdamW does."""
+        torch._foreach_add_(params, adam_directions(self, params, grads, group), alpha=-group["lr"])
 
     def _update_matrices(
         self, params: list[Tensor], grads: list[Tensor], shape: tuple[int, int], group: Group
     ) -> None:
         """Update parameters of (rows, ...) as matrices of ``shape``."""
-        momentum = group["momentum"]
-        buffers = self.kept(params, "momentum_buffer")
-        torch._foreach_lerp_(buffers, grads, 1 - momentum)
-        updates = torch._foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers
         rows, columns = shape
         if group["scale"] == "adamw":
             factor = 0.2 * math.sqrt(max(rows, columns))
         else:
             factor = math.sqrt(max(1, rows / columns))
-        turned = orthogonalised(
-            torch.stack([update.reshape(shape) for update in updates]), dtype=group["dtype"]
-        )
+        turned = orthogonalised(self._averaged(params, grads, shape, group), dtype=_dtype(group))
         for param, update in zip(params, turned, strict=True):
             param.add_(update.view(param.shape).to(param.dtype), alpha=-group["lr"] * factor)
+
+    def _averaged(
+        self, params: list[Tensor], grads: list[Tensor], shape: tuple[int, int], group: Group
+    ) -> Tensor:
+        """Update the momentum, and return u of each parameter, (parameters, *shape) in the group's dtype."""
+        momentum = group["momentum"]
+        buffers = self.kept(params, "momentum_buffer")
+        torch._foreach_lerp_(buffers, grads, 1 - momentum)
+        updates = torch._foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers
+        return torch.stack([update.reshape(shape).to(_dtype(group)) for update in updates])
+
+
+def _dtype(group: Group) -> torch.dtype:
+    named = group["dtype"]  # a sharded optimiser puts the argument itself into its groups
+    dtype: torch.dtype = named if isinstance(named, torch.dtype) else getattr(torch, named)
+    return dtype
+
+
+def memory_of_foreach(shapes: Shapes, embeddings: Shapes) -> int:
+    """Return the bytes of temporary memory of a step of fp32 parameters, matrices of one shape together."""
+    vectors = {shape: number for shape, number in shapes.items() if len(shape) < 2}
+    apart = [
+        sum(4 * math.prod(shape) * number for shape, number in some.items()) for some in (vectors, embeddings)
+    ]
+    return max(*apart, *(number * _of_matrix(shape) for shape, number in shapes.items()))
+
+
+def memory_of_loop(shapes: Shapes, embeddings: Shapes) -> int:
+    """Return the bytes of temporary memory of a step of fp32 parameters, one after the other."""
+    return memory_of_foreach(dict.fromkeys(shapes, 1), dict.fromkeys(embeddings, 1))
+
+
+def _of_matrix(shape: tuple[int, ...]) -> int:
+    """Return the bytes of a matrix: u in fp32 and twice in bf16, or two iterates and u in bf16, with the
+    product of the smaller side and its polynomial."""
+    if len(shape) < 2:
+        return 0
+    rows, columns = shape[0], math.prod(shape[1:])
+    return max(8 * rows * columns, 6 * rows * columns + 4 * min(rows, columns) ** 2)

@@ -16,12 +16,14 @@ import torch
 
 from dlo_lib.base.errors import unknown_name
 from dlo_lib.kernels.adamw import FusedAdamW
+from dlo_lib.optim import adamw_8bit, muon, soap
 from dlo_lib.optim.entry import (
     RATE_AND_DECAY,
     STEP_COUNT,
     OptimizerEntry,
     OptimizerState,
     OptimizerStep,
+    ShapeBy,
     StepMemory,
     TrainingForm,
     UpdateReach,
@@ -30,6 +32,7 @@ from dlo_lib.optim.in_backward import UpdateInBackward
 from dlo_lib.optim.lamb import LAMB
 from dlo_lib.optim.lars import LARS
 from dlo_lib.optim.lion import Lion
+from dlo_lib.optim.schedule_free import ScheduleFreeAdamW
 
 _MOMENTS = (STEP_COUNT, OptimizerState("exp_avg"), OptimizerState("exp_avg_sq"))
 _MOMENTUM = (OptimizerState("momentum_buffer"),)
@@ -59,6 +62,15 @@ _UPDATE_STEPS = {
     OptimizerStep.FOR_LOOP: StepMemory(of_largest=4, of_successive=4),
 }
 
+_NOT_TURNED = (
+    OptimizerState("step", ShapeBy(lambda shape, embedding: () if embedding or len(shape) < 2 else None)),
+    *(
+        OptimizerState(name, ShapeBy(lambda shape, embedding: shape if embedding or len(shape) < 2 else None))
+        for name in ("exp_avg", "exp_avg_sq")
+    ),
+)
+"""Of Muon: AdamW's states, of parameters that are no matrices, and of embeddings."""
+
 OPTIMIZERS: Mapping[str, OptimizerEntry] = {
     "adamw": OptimizerEntry(
         torch.optim.AdamW, _MOMENTS, _ADAM_STEPS, _ADAM_SETTINGS, _LLAMA_BETAS, kernel=FusedAdamW
@@ -82,6 +94,66 @@ OPTIMIZERS: Mapping[str, OptimizerEntry] = {
     "lamb": OptimizerEntry(LAMB, _MOMENTS, _UPDATE_STEPS, _ADAM_SETTINGS, reach=UpdateReach.PARAMETER),
     "lars": OptimizerEntry(
         LARS, _MOMENTUM, _UPDATE_STEPS, _SGD_SETTINGS | {"trust"}, reach=UpdateReach.PARAMETER
+    ),
+    "muon": OptimizerEntry(
+        muon.Muon,
+        (
+            OptimizerState(
+                "momentum_buffer",
+                ShapeBy(lambda shape, embedding: None if embedding or len(shape) < 2 else shape),
+            ),
+            *_NOT_TURNED,
+        ),
+        {
+            OptimizerStep.FOREACH: StepMemory(of_shapes=muon.memory_of_foreach),
+            OptimizerStep.FOR_LOOP: StepMemory(of_shapes=muon.memory_of_loop),
+        },
+        RATE_AND_DECAY | {"momentum", "betas", "eps"},
+        reach=UpdateReach.MATRIX,
+        embeddings={"muon": False},
+    ),
+    "soap": OptimizerEntry(
+        soap.SOAP,
+        (
+            STEP_COUNT,
+            *(OptimizerState(name, ShapeBy(soap.shape_of_average)) for name in ("exp_avg", "exp_avg_sq")),
+            *(
+                OptimizerState(name, ShapeBy(soap.shape_of_side(number)))
+                for number, side in enumerate(soap.SIDES)
+                for name in (side, f"{side}_basis")
+            ),
+        ),
+        {OptimizerStep.FOR_LOOP: StepMemory(of_shapes=soap.memory_of_loop)},
+        _ADAM_SETTINGS,
+        reach=UpdateReach.PARAMETER,
+    ),
+    "adamw-8bit": OptimizerEntry(
+        adamw_8bit.AdamW8bit,
+        (
+            STEP_COUNT,
+            *(
+                OptimizerState(name, ShapeBy(adamw_8bit.shape_of_wide_average))
+                for name in ("exp_avg", "exp_avg_sq")
+            ),
+            *(
+                OptimizerState(name, ShapeBy(adamw_8bit.shape_of_numbers), torch.uint8)
+                for name in ("exp_avg", "exp_avg_sq")
+            ),
+            *(
+                OptimizerState(name, ShapeBy(adamw_8bit.shape_of_scales), torch.float32)
+                for name in ("exp_avg_scale", "exp_avg_sq_scale")
+            ),
+        ),
+        {OptimizerStep.FOR_LOOP: StepMemory(of_shapes=adamw_8bit.memory_of_loop)},
+        _ADAM_SETTINGS,
+        reach=UpdateReach.PARAMETER,
+        embeddings={"eight_bits": False},
+    ),
+    "schedule-free": OptimizerEntry(
+        ScheduleFreeAdamW,
+        (STEP_COUNT, OptimizerState("exp_avg_sq"), OptimizerState("z")),
+        _UPDATE_STEPS,
+        _ADAM_SETTINGS | {"warmup_steps"},
     ),
     "adamw-in-backward": OptimizerEntry(
         UpdateInBackward,

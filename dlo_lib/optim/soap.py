@@ -18,14 +18,19 @@ References: N. Vyas et al., SOAP: Improving and Stabilizing Shampoo using Adam, 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from dlo_lib.optim.entry import Shapes
 from dlo_lib.optim.foreach_step import ForeachOptimizer, Group
 from dlo_lib.optim.moments import adam_directions
 
 SIDES = ("left", "right")
+MAX_SIDE = 8192
 
 
 class SOAP(ForeachOptimizer):
@@ -51,7 +56,7 @@ class SOAP(ForeachOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.01,
         every: int = 10,
-        max_side: int = 8192,
+        max_side: int = MAX_SIDE,
     ) -> None:
         options = {
             "lr": lr,
@@ -123,3 +128,37 @@ def _turned(state: dict[str, Tensor], matrix: Tensor, back: bool = False) -> Ten
     if right is not None:
         turned = turned @ (right.mT if back else right)
     return turned
+
+
+def shape_of_average(shape: tuple[int, ...], embedding: bool) -> tuple[int, ...]:
+    """Return the shape of m and v: that of the parameter as a matrix."""
+    return (shape[0], math.prod(shape[1:])) if len(shape) > 1 else shape
+
+
+def shape_of_side(
+    number: int, max_side: int = MAX_SIDE
+) -> Callable[[tuple[int, ...], bool], tuple[int, int] | None]:
+    """Return the rule for the shape of L and Q_L (``number`` 0), or R and Q_R (1)."""
+
+    def rule(shape: tuple[int, ...], embedding: bool) -> tuple[int, int] | None:
+        side = shape_of_average(shape, embedding)[number] if len(shape) > 1 else max_side + 1
+        return (side, side) if side <= max_side else None
+
+    return rule
+
+
+def memory_of_loop(shapes: Shapes, embeddings: Shapes) -> int:
+    """Return the bytes of temporary memory of a step of fp32 parameters, one after the other. A step that
+    computes the bases anew has more: three squares of the longer side."""
+    return max(_of_parameter(shape) for shape in {**shapes, **embeddings})
+
+
+def _of_parameter(shape: tuple[int, ...]) -> int:
+    """Return the bytes of a parameter: g', the scale, and m' on its way; or the direction beside g gᵀ."""
+    size = 4 * math.prod(shape)
+    if len(shape) < 2:
+        return size
+    sides = [side for side in shape_of_average(shape, False) if side <= MAX_SIDE]
+    return max(
+        (3 + max(1, len(sides))) * size, 3 * size + max((4 * side * side for side in sides), default=0)
+    )

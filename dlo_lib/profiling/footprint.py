@@ -26,6 +26,7 @@ from dlo_lib.profiling.sizes import (
     ActivationSizes,
     WeightSizes,
     autocast,
+    embedding_shapes,
     grouped,
     parameter_shapes,
 )
@@ -103,11 +104,14 @@ def memory_footprint(
             "or measure_memory"
         )
     weights, sizes = WeightSizes.of(chosen), ActivationSizes.of(chosen)
+    embeddings = embedding_shapes(chosen.config)
+    others = parameter_shapes(chosen.config) - embeddings
     always = {
         Part.WEIGHTS: weights.all,
         Part.OPTIMIZER_STATE: sum(
-            count * chosen.optimizer.count_state_bytes(shape)
-            for shape, count in parameter_shapes(chosen.config).items()
+            count * chosen.optimizer.count_state_bytes(shape, embedding=some is embeddings)
+            for some in (others, embeddings)
+            for shape, count in some.items()
         ),
         # Inputs and targets are int64
         Part.BUFFERS: 2 * 8 * chosen.batch * chosen.seq + _buckets(chosen, weights),
@@ -230,11 +234,9 @@ def _attention_backward(chosen: StepSettings, sizes: ActivationSizes) -> int:
 
 
 def _update(chosen: StepSettings, weights: WeightSizes) -> list[_Change]:
-    temporaries = chosen.optimizer.steps[chosen.step].peak(
-        every=weights.all // FP32,
-        largest=weights.vocabulary // FP32,
-        successive=chosen.config.hidden * chosen.config.intermediate,  # the three matrices of an MLP
-    )
+    embeddings = embedding_shapes(chosen.config)
+    others = parameter_shapes(chosen.config) - embeddings
+    temporaries = chosen.optimizer.steps[chosen.step].peak(others, embeddings)
     gradients = 0 if chosen.optimizer.in_backward else weights.all
     return [
         ("step", Phase.OPTIMIZER, {Part.GRADIENTS: gradients, Part.STEP_TEMPORARIES: temporaries}),

@@ -114,9 +114,8 @@ def record_step(
         _observe(wrapped, tracker)
         _claim_gradients(wrapped, tracker)  # after the hooks of the wrapper
         options = chosen.optimizer.arguments(chosen.step)
-        optimizer = make_optimizer(
-            wrapped, plan, mesh, list(wrapped.parameters()), chosen.optimizer.cls, **options
-        )
+        groups = chosen.optimizer.groups(wrapped.named_parameters())
+        optimizer = make_optimizer(wrapped, plan, mesh, groups, chosen.optimizer.cls, **options)
         _observe(optimizer, tracker)
         holder = local_optimizer(optimizer)
         _warm_up(

@@ -34,7 +34,7 @@ def parameter_shapes(config: LlamaConfig) -> Counter[tuple[int, ...]]:
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     shapes: Counter[tuple[int, ...]] = Counter()
     for shape, count in (
-        ((config.vocab_size, hidden), 1 if config.tied_embeddings else 2),
+        *embedding_shapes(config).items(),
         ((queries, hidden), layers),
         ((keys, hidden), 2 * layers),
         ((hidden, queries), layers),
@@ -44,6 +44,11 @@ def parameter_shapes(config: LlamaConfig) -> Counter[tuple[int, ...]]:
     ):
         shapes[shape] += count
     return shapes
+
+
+def embedding_shapes(config: LlamaConfig) -> Counter[tuple[int, ...]]:
+    """Return the shape of the embedding, and whether it is one tensor or two with the output layer."""
+    return Counter({(config.vocab_size, config.hidden): 1 if config.tied_embeddings else 2})
 
 
 @dataclass(frozen=True)

@@ -226,13 +226,13 @@ def _optimizer(
     config: TrainConfig, model: nn.Module, plan: ParallelPlan, mesh: ParallelMesh | None
 ) -> torch.optim.Optimizer:
     """Create the optimiser of the model that ``plan`` has distributed."""
-    matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-    groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0},
-    ]
     entry, step = optimizer_entry(config.optimizer), config.optimizer_step
     assert isinstance(step, OptimizerStep)
+    matrices = [(name, parameter) for name, parameter in model.named_parameters() if parameter.ndim > 1]
+    others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+    groups = [
+        *entry.groups(matrices, weight_decay=config.weight_decay),
+        {"params": others, "weight_decay": 0.0},
+    ]
     cls = entry.class_for(step, fused_kernels=config.kernels is Kernels.FUSED)
     return make_optimizer(model, plan, mesh, groups, cls, **entry.arguments(step, lr=config.lr))

@@ -53,6 +53,8 @@ _EACH_PARAM = (
     | classes_by_reach(UpdateReach.PARAMETER, UpdateReach.MATRIX)
 )
 
+_NOT_ELEMENTWISE = tuple(classes_by_reach(UpdateReach.PARAMETER, UpdateReach.MATRIX, UpdateReach.MODEL))
+
 _GRAD_SCALES = (*[1.0] * 8, 1e3, 1e3)
 """The scales of the gradients of the steps: enough steps for an estimate of the step size to change, and
 gradients that a limit of their norm clips."""
@@ -89,6 +91,8 @@ def updates_elements(optimizer: torch.optim.Optimizer) -> bool:
     optimizer = _innermost(optimizer)
     if type(optimizer) in ELEMENTWISE or getattr(optimizer, "updates_shards", False):
         return True
+    if isinstance(optimizer, _NOT_ELEMENTWISE):  # with small parameters, 8-bit AdamW is elementwise
+        return False
     params = [param for group in optimizer.param_groups for param in group["params"]]
     shapes: list[list[tuple[int, ...]]] = [[_MATRIX] for _ in optimizer.param_groups]
 
