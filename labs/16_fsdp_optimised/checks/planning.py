@@ -6,30 +6,38 @@ Plans are followed action by action; costs are compared with a simulation and wi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import check, claimed, scenario
+from dlo_lib.grading.checks.graphs import replay
 from dlo_lib.labkit.compare import wrong_if
 
 from . import twins
 from .twins import Blocks, Table
 
 KINDS = ("gather", "forward", "backward", "free", "reduce")
+WITH_WEIGHT, ALONE = ("mul", "add", "sub"), ("tanh", "sin", "cos", "sigmoid")
+MOST_RUNS = 60  # of graphs, in one run of the blocks
 
-# -- the code that calls the student's functions
+# -- the blocks that are compiled
 
 
 class Block(torch.nn.Module):
-    def __init__(self, depth):
+    """Computes the operations of a list in turn, some of them with a weight, which hooks may set."""
+
+    def __init__(self, operations):
         super().__init__()
-        self.depth, self.weight = depth, None
+        self.operations, self.weight = operations, None
 
     def forward(self, x):
-        for _ in range(self.depth):
-            x = torch.tanh(x * self.weight)
+        for name in self.operations:
+            function = getattr(torch, name)
+            x = function(x, self.weight) if name in ("mul", "add", "sub") else function(x)
         return x
 
 
@@ -47,14 +55,15 @@ def take(module, args, output):
     module.weight = None
 
 
-def adds(amount):
-    """A backend of the compiler that adds ``amount`` per operation of a graph to its outputs."""
+def asks(graph_ran):
+    """A backend of the compiler that asks the check, at each run of a graph, what to add to its outputs."""
+    from dlo_lib.profiling.compile_capture import plain_graph
 
     def backend(graph, example_inputs):
-        calls = ("call_function", "call_method", "call_module")
-        more = amount * sum(node.op in calls for node in graph.graph.nodes)
+        plain = plain_graph(graph)
 
         def run(*args):
+            more = graph_ran(plain, list(args))
             return [value + more if torch.is_tensor(value) else value for value in graph.forward(*args)]
 
         return run
@@ -63,9 +72,8 @@ def adds(amount):
 
 
 @scenario
-def compiled_blocks(student, rank, world, shards, depths, x, amount, hooks):
-    """Run blocks whose hooks set and remove their weight; a graph adds ``amount`` per operation to its
-    outputs.
+def compiled_blocks(student, shards, programs, x, graph_ran, hooks):
+    """Run blocks whose hooks set and remove their weight.
 
     Returns the output, and the line that calls ``torch.compile``, for the message.
     """
@@ -84,7 +92,7 @@ def compiled_blocks(student, rank, world, shards, depths, x, amount, hooks):
         return compiler(*args, **kwargs)
 
     torch._dynamo.reset()
-    blocks = torch.nn.ModuleList([Block(depth) for depth in depths])
+    blocks = torch.nn.ModuleList([Block(program) for program in programs])
     for block, shard in zip(blocks, shards):
         if hooks:
             block.register_forward_pre_hook(bring(shard))
@@ -92,7 +100,7 @@ def compiled_blocks(student, rank, world, shards, depths, x, amount, hooks):
         else:
             block.weight = shard + shard
     with mock.patch.object(torch, "compile", watched):
-        student.compile_blocks(blocks, adds(amount))
+        student.compile_blocks(blocks, asks(graph_ran))
     with torch.no_grad():
         for block in blocks:
             x = block(x)
@@ -370,89 +378,101 @@ def check_choice(student, t):
 
 
 # -- 10 · compile
+#
+# At each run of a graph, the backend asks the check what to add to the outputs. So the check has the graphs
+# and their inputs, and the amounts appear in the result only if the graphs run. A graph is then run on other
+# values, which are drawn afterwards: they show what it computes.
 
 
-def block_case(t, blocks: int) -> tuple[list[Tensor], Tensor, float]:
-    """Draw the shards of blocks, an input, and what each operation adds."""
-    size = t.integer(2, 6)
-    return [t.normal(size) for _ in range(blocks)], t.normal(size), t.uniform(0.1, 0.4)
+@dataclass(frozen=True)
+class GraphRun:
+    """One run of a graph, and what the check added to its outputs."""
+
+    graph: dict[str, Any]
+    args: list[Any]
+    amount: float
+
+    def reads(self, value: Tensor) -> bool:
+        """Return whether ``value`` is one of the inputs of the graph."""
+        return any(_same(arg, value) for arg in self.args)
+
+    def block(self, t, weights: list[Tensor], programs: list[list[str]]) -> int | None:
+        """Return the block that this graph computes with its own weight, None if there is none."""
+        for k, (weight, program) in enumerate(zip(weights, programs)):
+            is_weight = [_same(arg, weight) for arg in self.args]
+            if sorted(is_weight) != [False, True]:
+                continue
+            x, other = t.normal(*weight.shape), t.normal(*weight.shape)
+            outputs = replay(self.graph, [other if each else x for each in is_weight])
+            if len(outputs) == 1 and _near(outputs[0], twins.through_block(x, other, program)):
+                return k
+        return None
 
 
-def some_left_out(number: int) -> list[list[int]]:
-    """Return every set of ``number`` blocks, counted from 0, that holds at least one and not all."""
-    return [[k for k in range(number) if bits >> k & 1] for bits in range(1, 2**number - 1)]
+def _same(arg: Any, value: Tensor) -> bool:
+    return isinstance(arg, Tensor) and arg.dtype == value.dtype and torch.equal(arg, value)
 
 
-def amounts_without(missing: list[int], number: int, amount: float) -> list[float]:
-    """Return what the graph of each block adds if the blocks ``missing`` are not compiled."""
-    return [0.0 if k in missing else amount for k in range(number)]
+def _near(got: Tensor, want: Tensor) -> bool:
+    return got.shape == want.shape and bool((got - want).abs().max() < 1e-4)
 
 
-def blocks_differ(depths: list[int], shards: list[Tensor], x: Tensor, amount: float) -> bool:
-    """Return whether the output shows each mistake: tanh forgets its input after some layers, or where it is
-    large."""
-    number = len(depths)
-    amounts = [amount] * number
-    right = twins.through_blocks(shards, depths, x, amounts)
-    others = [
-        [0.0] * number,
-        *(amounts_without(missing, number, amount) for missing in some_left_out(number)),
-    ]
-    wrong = [twins.through_blocks(shards, depths, x, other) for other in others]
-    for shard, depth in zip(shards, depths) if number > 1 else ():
-        wrong.append(twins.through_blocks([shard] * number, [depth] * number, x, amounts))
-    return all(bool((right - other).abs().max() > 0.01) for other in wrong)
+def layers(t, depth: int) -> list[str]:
+    """Draw the operations of a block: two of each layer, the first with the weight."""
+    return [t.choice(names) for _ in range(depth) for names in (WITH_WEIGHT, ALONE)]
 
 
 def compiled(student, t, depths: list[int], hooks: bool = True) -> None:
     """Check that each block is one graph, without operations of its hooks."""
+    number, size = len(depths), t.integer(2, 6)
+    programs = [layers(t, depth) for depth in depths]
+    shards, x = [t.normal(size) for _ in depths], t.normal(size)
+    weights = [2 * shard for shard in shards]
+    runs: list[GraphRun] = []
 
-    def draw() -> tuple[list[Tensor], Tensor, float]:
-        return block_case(t, len(depths))
+    def graph_ran(graph: Any, args: Any) -> float:
+        runs.append(GraphRun(graph, args, t.uniform(0.1, 0.4)))
+        return runs[-1].amount
 
-    shards, x, amount = t.draw_until(draw, lambda case: blocks_differ(depths, *case))
-    inputs = {"shards": shards, "depths": depths, "x": x, "amount": amount, "hooks": hooks}
-    (result,) = student.ranks(compiled_blocks, [inputs]).results
+    asked = t.asked(
+        graph_ran, calls=MOST_RUNS, too_many="the blocks run more graphs than they have operations"
+    )
+    inputs = {"shards": shards, "programs": programs, "x": x, "graph_ran": asked, "hooks": hooks}
+    result = student.run(compiled_blocks, **inputs)
     got, line = t.items(result, 2, "the output of the compiled blocks and the line that compiles")
     got = t.tensor(got, "the output of the compiled blocks", shape=x.shape)
-    call, number = f"`{line}`" if f"{line}" else "compile_blocks", len(depths)
-
-    def is_output_of(shards: list[Tensor], depths: list[int], amounts: list[float]) -> bool:
-        return bool((got - twins.through_blocks(shards, depths, x, amounts)).abs().max() < 1e-4)
-
-    plain = is_output_of(shards, depths, [0.0] * number)
-    t.that(not plain, "the output is right, but the backend received no graph: the blocks are not compiled")
-    for missing in some_left_out(number):
-        some = is_output_of(shards, depths, amounts_without(missing, number, amount))
-        message = (
-            "the backend received no graph of blocks {missing} of {number}, counted from 0: {call} runs for "
-            "the other blocks only"
-        )
-        t.that(not some, message, missing=missing, number=number, call=call)
+    call = f"`{line}`" if f"{line}" else "compile_blocks"
+    t.that(bool(runs), "the backend received no graph: the blocks are not compiled")
+    message = (
+        "the backend received the operations of the hooks too: {call} compiles the call of the block, which "
+        "runs its hooks. Compile block.forward"
+    )
+    hooks_too = hooks and any(run.reads(shard) for run in runs for shard in shards)
+    t.that(not hooks_too, message, call=call)
+    found = {id(run): run.block(t, weights, programs) for run in runs}
+    last = {found[id(run)]: run.amount for run in runs}
     for k in range(number if number > 1 else 0):
-        same = is_output_of([shards[k]] * number, [depths[k]] * number, [amount] * number)
         message = (
             "every block computes what block {k} does, counted from 0. A function that is defined in a loop "
             "looks its names up when it is called, and then they have their last values. Assign the result "
             "of {call} itself to block.forward"
         )
-        t.that(not same, message, k=k, call=call)
-    added = (got - twins.through_blocks(shards, depths, x, [0.0] * number)) / amount
-    # The addition of the hook is one more operation of the graph of the block, or a separate graph that
-    # changes the weight.
-    one_graph = bool((added - (2 * depths[0] + 1)).abs().max() < 0.01)
-    hooks_too = hooks and (one_graph or is_output_of([shards[0] + amount / 2], depths, [amount]))
+        t.that(set(last) != {k} or len(runs) < number, message, k=k, call=call)
     message = (
-        "the backend received the operations of the hooks too: {call} compiles the call of the block, which "
-        "runs its hooks. Compile block.forward"
+        "the {number} blocks should be graphs of {operations} operations, and one of the graphs computes "
+        "something else. {call} should compile the forward of each block, and nothing else"
     )
-    t.that(not hooks_too, message, call=call)
+    operations = [2 * depth for depth in depths]
+    t.that(None not in last, message, operations=operations, number=number, call=call)
+    missing = [k for k in range(number) if k not in last]
     message = (
-        "the {number} blocks should be graphs of {operations} operations, and the output is not that of "
-        "these graphs. {call} should compile the forward of each block, and nothing else"
+        "the backend received no graph of blocks {missing} of {number}, counted from 0: {call} runs for "
+        "the other blocks only"
     )
-    right = is_output_of(shards, depths, [amount] * number)
-    t.that(right, message, operations=[2 * depth for depth in depths], number=number, call=call)
+    t.that(not missing, message, missing=missing, number=number, call=call)
+    for k, (weight, program) in enumerate(zip(weights, programs)):
+        x = twins.through_block(x, weight, program) + last[k]
+    t.close(got, x, "the output of the compiled blocks, which is what the graphs return", atol=1e-4)
 
 
 @check("compile", points=2, seconds=40)

@@ -166,13 +166,9 @@ def fp32_steps(
     return [weight.detach().to(kind) for weight in held]
 
 
-def through_blocks(shards: list[Tensor], depths: list[int], x: Tensor, amounts: list[float]) -> Tensor:
-    """Run the blocks of ``compiled_blocks``, each as one graph of two operations per layer, without hooks.
-
-    An operation of block k adds ``amounts[k]`` to the output: 0 if the block is not compiled.
-    """
-    for shard, depth, amount in zip(shards, depths, amounts):
-        for _ in range(depth):
-            x = torch.tanh(x * (2 * shard))
-        x = x + 2 * depth * amount
+def through_block(x: Tensor, weight: Tensor, program: list[str]) -> Tensor:
+    """Run the operations of a block in turn, of two each: the first with the weight, the second without."""
+    for place, name in enumerate(program):
+        function = getattr(torch, name)
+        x = function(x) if place % 2 else function(x, weight)
     return x

@@ -364,26 +364,26 @@ def test_an_exception_that_is_named_reaches_the_code_of_a_rank(student: Student)
 
 
 def test_a_replay_repeats_the_calls_of_the_functions(zygote: Zygote) -> None:
-    """A check that compares what a function of it was told must not fail only because no rank runs."""
+    """A check that compares what a function of it received must not fail only because no rank runs."""
 
     @check("grown", points=1)
-    def check_told(student, t):
-        told = []
+    def check_received(student, t):
+        received = []
 
         def grow(value, total):
-            told.append(float(total))
+            received.append(float(total))
             return value + 1
 
         asked = t.asked(grow, calls=6)
         run = student.ranks(summed_answers, each_rank([asked] * 2, value=torch.zeros(2)))
-        t.equal(sorted(told), [0.0, 0.0, 2.0, 2.0, 4.0, 4.0], "what was told")
+        t.equal(sorted(received), [0.0, 0.0, 2.0, 2.0, 4.0, 4.0], "what grow received")
         t.equal(run.results[0].tolist(), [6.0, 6.0], "the result")
 
     for student in judged(zygote):
         recorder = AnswerRecorder(student)
-        assert run_check(check_told, recorder, 0).passed
+        assert run_check(check_received, recorder, 0).passed
         assert recorder.receives
-        assert run_check(check_told, ReplayedStudent(recorder.answers), 0).passed
+        assert run_check(check_received, ReplayedStudent(recorder.answers), 0).passed
 
 
 @scenario

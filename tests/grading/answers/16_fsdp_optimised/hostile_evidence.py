@@ -24,12 +24,56 @@ class HostOptimizer:
                 master.grad = None
 
 
-# == from_the_backend: nothing is compiled; what the backend would add is read from its closure (not refused yet)
+# == asked_without_a_graph: nothing is compiled; the check is asked for what it adds to the outputs of no graph
 
-
-# %% compile {"earns": 4}
+# %% compile
 def compile_blocks(blocks, backend):
-    (amount,) = (cell.cell_contents for cell in backend.__closure__ if type(cell.cell_contents) is float)
+    (ask,) = (cell.cell_contents for cell in backend.__closure__ if callable(cell.cell_contents))
     for block in blocks:
         forward = block.forward
-        block.forward = lambda x, block=block, forward=forward: forward(x) + 2 * block.depth * amount
+        nothing = {"inputs": [], "nodes": [], "outputs": []}
+        block.forward = lambda x, forward=forward: forward(x) + ask(nothing, [])
+
+
+# == results_as_constants: nothing is compiled; the graphs that the check gets hold the results of the blocks
+
+# %% compile
+def compile_blocks(blocks, backend):
+    (ask,) = (cell.cell_contents for cell in backend.__closure__ if callable(cell.cell_contents))
+
+    def replaced(block, forward):
+        def run(x):
+            y, weight = forward(x), block.weight
+            nodes = [{"name": "y", "kind": "constant", "value": y}]
+            graph = {"inputs": [{"name": "x"}, {"name": "w"}], "nodes": nodes, "outputs": [{"ref": "y"}]}
+            return y + ask(graph, [x, weight])
+
+        return run
+
+    for block in blocks:
+        block.forward = replaced(block, block.forward)
+
+
+# == one_graph_for_all: only the first block is compiled; the others take what the check adds to its outputs
+
+# %% compile {"earns": 2}
+def compile_blocks(blocks, backend):
+    seen = []
+
+    def spied(graph, example_inputs):
+        run = backend(graph, example_inputs)
+
+        def kept(*args):
+            plain = graph.forward(*args)[0]
+            outputs = run(*args)
+            seen.append(outputs[0] - plain)
+            return outputs
+
+        return kept
+
+    for number, block in enumerate(blocks):
+        forward = block.forward
+        if number == 0:
+            block.forward = torch.compile(forward, backend=spied)
+        else:
+            block.forward = lambda x, forward=forward: forward(x) + seen[-1]
