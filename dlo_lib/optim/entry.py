@@ -62,13 +62,13 @@ class TrainingForm(enum.Enum):
     EP = "ep"
 
 
-_WHOLE = frozenset(
-    {TrainingForm.ALONE, TrainingForm.DDP, TrainingForm.ZERO1, TrainingForm.ZERO2, TrainingForm.PP}
-)
+_OWNED = frozenset(TrainingForm) - {TrainingForm.EP}
+"""Where ranks hold parts, each parameter has an owner that updates all of it (``parallel.owned_params``)."""
+_FLAT = frozenset({TrainingForm.ZERO1, TrainingForm.ZERO2})
 _FORMS = {
     UpdateReach.ELEMENT: frozenset(TrainingForm),
-    UpdateReach.PARAMETER: _WHOLE,
-    UpdateReach.MATRIX: _WHOLE,
+    UpdateReach.PARAMETER: _OWNED,
+    UpdateReach.MATRIX: _OWNED,
     UpdateReach.MODEL: frozenset({TrainingForm.ALONE, TrainingForm.DDP}),
 }
 
@@ -275,6 +275,9 @@ class OptimizerEntry:
         right."""
         allowed = _FORMS[self.reach] if self.forms is None else self.forms
         wrong = [form.value for form in TrainingForm if form in forms and form not in allowed]
+        if not wrong and self.reach is not UpdateReach.ELEMENT and TrainingForm.TP in forms:
+            # the flat pieces of ZeRO are parts of the parts of tp
+            wrong = [f"{form.value} with tp" for form in _FLAT if form in forms]
         if not wrong:
             return None
         if self.in_backward:

@@ -16,6 +16,8 @@ from torch import nn
 from dlo_lib.base.errors import UserError
 from dlo_lib.models.llama import Llama
 from dlo_lib.models.moe import moe_layers
+from dlo_lib.optim.entry import UpdateReach
+from dlo_lib.optim.registry import classes_by_reach
 from dlo_lib.optim.step import MicroBatch
 from dlo_lib.parallel.context import parallelize_context
 from dlo_lib.parallel.ddp import DDP
@@ -23,10 +25,12 @@ from dlo_lib.parallel.expert import ExpertLayout, ExpertParallel, parallelize_ex
 from dlo_lib.parallel.fsdp import FSDP
 from dlo_lib.parallel.materialize import Values, materialize, materialize_buffers
 from dlo_lib.parallel.mesh import TOKENS, ParallelMesh
+from dlo_lib.parallel.owned_params import OwnerOptimizer
 from dlo_lib.parallel.pipeline.llama import build_pipeline
 from dlo_lib.parallel.pipeline.schedules import make_schedule
 from dlo_lib.parallel.pipeline.table import ScheduleKind
 from dlo_lib.parallel.plan import ParallelPlan, ZeroStage
+from dlo_lib.parallel.protocol import ParallelModel
 from dlo_lib.parallel.tensor import TensorParallel, parallelize_tensor
 from dlo_lib.parallel.tensor.apply import Styles
 from dlo_lib.parallel.tensor.layout import TensorLayout
@@ -271,7 +275,8 @@ def make_optimizer(
     **options: Any,
 ) -> torch.optim.Optimizer:
     """Create ``cls(params, **options)`` for the result of ``parallelize``. For ZeRO stages 1 and 2, the
-    result is a ``ShardedOptimizer`` of this class.
+    result is a ``ShardedOptimizer`` of this class. If the class needs whole parameters and a rank holds
+    parts, it is an ``OwnerOptimizer``.
 
     Args:
         model: the result of ``parallelize``.
@@ -280,6 +285,12 @@ def make_optimizer(
         cls: the class of the optimiser.
         options: keyword arguments of ``cls``.
     """
+    in_parts = plan.stage is ZeroStage.PARAMETERS or plan.tp > 1
+    if mesh is not None and in_parts and cls in classes_by_reach(UpdateReach.PARAMETER, UpdateReach.MATRIX):
+        assert isinstance(cls, type)
+        assert isinstance(model, ParallelModel)
+        over = (*(_SHARDS if plan.stage is ZeroStage.PARAMETERS else ()), "tp")
+        return OwnerOptimizer(params, cls, shards=model.shards(), group=mesh.group_along(*over), **options)
     if mesh is None or plan.stage not in (ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS):
         return cls(params, **options)
     assert isinstance(cls, type)

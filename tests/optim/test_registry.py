@@ -130,8 +130,9 @@ def test_the_forms_of_an_optimiser_follow_from_what_an_update_depends_on():
     assert entry.wrong_under(set(TrainingForm)) is None
     of_rows = type(entry)(entry.cls, entry.states, entry.steps, reach=UpdateReach.PARAMETER)
     assert of_rows.wrong_under({TrainingForm.ZERO2, TrainingForm.PP}) is None
-    why = of_rows.wrong_under({TrainingForm.FSDP, TrainingForm.TP})
-    assert why == "updates an element by the whole parameter, of which a rank has a part with fsdp and tp"
+    assert of_rows.wrong_under({TrainingForm.FSDP, TrainingForm.TP}) is None, "an owner has the whole"
+    why = of_rows.wrong_under({TrainingForm.FSDP, TrainingForm.EP})
+    assert why == "updates an element by the whole parameter, of which a rank has a part with ep"
     of_all = type(entry)(entry.cls, entry.states, entry.steps, reach=UpdateReach.MODEL)
     assert of_all.wrong_under({TrainingForm.DDP}) is None
     assert of_all.wrong_under({TrainingForm.ZERO1}) is not None

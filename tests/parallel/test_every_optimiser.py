@@ -27,7 +27,7 @@ from dlo_lib.parallel.plan import ParallelPlan, ZeroStage
 from dlo_lib.parallel.protocol import ParallelModel
 from dlo_lib.profiling.settings import forms_of, zero_split
 
-STEPS, SEQ, VOCAB = 3, 12, 19
+STEPS, SEQ, VOCAB = 3, 16, 67
 CONFIG = LlamaConfig(VOCAB, 16, 20, 2, 2, 2, 8, tied_embeddings=True, initializer_std=0.3)
 EXPERTS = MoEConfig(num_experts=2, top_k=2, intermediate=6, balance_loss=0.0)
 PLANS = {

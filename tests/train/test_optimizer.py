@@ -114,7 +114,7 @@ def trained_with_another(configs: list[dict[str, Any]]) -> list[TrainResult | st
 
 
 def test_an_entry_that_needs_whole_parameters_trains_where_ranks_have_them(small_run):
-    """In DDP, and in ZeRO stages 1 and 2 with whole parameters as parts; FSDP is refused."""
+    """In DDP, in ZeRO stages 1 and 2 with whole parameters as parts, and in FSDP at an owner."""
     given = small_run(steps=4)
     base = {
         name: getattr(given, name) for name in ("model", "data", "seq", "batch", "lr", "warmup", "log_every")
@@ -137,13 +137,22 @@ def test_an_entry_that_needs_whole_parameters_trains_where_ranks_have_them(small
     )[0]
     assert isinstance(ddp, TrainResult), ddp
     twin = [line["loss"] for line in numbers(ddp.out)]
-    for sharded in (zero1, zero2):
+    for sharded in (zero1, zero2, fsdp):
         assert [line["loss"] for line in numbers(sharded.out)] == pytest.approx(twin, abs=1e-5)
     assert_same_state(resumed, zero2)
     assert half.step == 2
-    assert fsdp.startswith(
-        "adafactor updates an element by the whole parameter, of which a rank has a part with"
-    )
+
+
+def test_whole_matrices_of_an_owner_resume_bit_for_bit(small_run):
+    """Under FSDP and tensor parallelism, with the losses of one process."""
+    runs = [
+        in_steps(small_run(f"{name}-{number}", optimizer=name, steps=4, **options))
+        for name in ("muon", "lamb", "soap", "adamw-8bit")
+        for number, options in enumerate(({"parallel": "fsdp"}, {"tp": 2}))
+    ]
+    results = run_ranks(trained, 2, [config for run in runs for config in run])[0]
+    for whole, resumed in zip(results[::3], results[2::3], strict=True):
+        assert_same_state(resumed, whole)
 
 
 def test_another_optimizer_on_resume_is_one_line_and_status_2(small_run, capfd):

@@ -145,7 +145,10 @@ def _updates_alone(make: Make, groups: Sequence[Group]) -> bool:
 
 
 def _innermost(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimiser that ``optimizer`` wraps: that of ``MasterWeights``, or of a sharded one."""
+    """Return the optimiser that ``optimizer`` wraps: that of ``MasterWeights``, or of a sharded one. One that
+    computes over the ranks itself counts as a whole."""
+    if getattr(optimizer, "updates_shards", False):
+        return optimizer
     for name in ("_inner", "local"):
         inner = getattr(optimizer, name, None)
         if isinstance(inner, torch.optim.Optimizer):

@@ -1,0 +1,124 @@
+"""An optimiser of whole parameters under FSDP and tensor parallelism: its traffic, owners and refusals.
+``test_every_optimiser`` compares its steps with those of one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dlo_lib.base.errors import UserError
+from dlo_lib.comm.tracing.recorder import trace_collectives
+from dlo_lib.launch import run_ranks
+from dlo_lib.optim.lamb import LAMB
+from dlo_lib.optim.muon import Muon
+from dlo_lib.optim.registry import OPTIMIZERS
+from dlo_lib.parallel import FSDP
+from dlo_lib.parallel.owned_params import OwnerOptimizer
+from dlo_lib.profiling import measure_memory
+
+RANKS = 3
+SHAPES = ((7, 5), (5,), (5, 8), (2, 5), ())
+"""With three ranks: rows that cannot be divided, fewer rows than ranks, and a single number."""
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.values = nn.ParameterList(
+            nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in SHAPES
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide, bias, out, few, scale = self.values
+        return scale * ((torch.tanh(x @ wide + bias) @ out).sum() + (few * bias).square().sum())
+
+
+def inputs(step: int, rank: int) -> torch.Tensor:
+    return torch.randn(6, 7, generator=torch.Generator().manual_seed(10 * step + rank), dtype=torch.float64)
+
+
+def owned(model: FSDP, cls: type[torch.optim.Optimizer], **options: object) -> OwnerOptimizer:
+    params = [shard.param for shard in model.shards()]
+    assert dist.group.WORLD is not None
+    return OwnerOptimizer(params, cls, shards=model.shards(), group=dist.group.WORLD, **options)
+
+
+def rank_steps_as_one_process() -> tuple[int, int, int]:
+    """Return the bytes that this rank sends in a step, those that it should send, and the elements that it
+    owns."""
+    model, twin = FSDP(Net()), Net()
+    optimizer = owned(model, LAMB, lr=0.1)
+    alone = LAMB(twin.parameters(), lr=0.1)
+    for step in range(3):
+        model(inputs(step, dist.get_rank())).backward()
+        torch.stack([twin(inputs(step, rank)) for rank in range(RANKS)]).mean().backward()
+        with trace_collectives() as trace:
+            optimizer.step()
+        alone.step()
+        optimizer.zero_grad()
+        alone.zero_grad()
+        whole = dict(twin.named_parameters())
+        for shard in model.shards():
+            torch.testing.assert_close(shard.param.detach(), shard.of(whole[shard.name].detach()))
+    own = {shard.name: shard.shape.numel() for shard in optimizer.shards(model.shards())}
+    # A gradient and a value of each element to its owner, and back to those that hold it. The messages have
+    # the parts that stay on a rank too.
+    expected = 2 * sum(shard.param.numel() for shard in model.shards()) + sum(own.values())
+    return trace.bytes("all_to_all", dist.get_rank()), 8 * expected, sum(own.values())
+
+
+def test_uneven_parts_step_as_one_process_with_the_bytes_of_the_docstring():
+    found = run_ranks(rank_steps_as_one_process, RANKS)
+    assert [sent for sent, _, _ in found] == [expected for _, expected, _ in found]
+    # (5, 8) and then (7, 5); (2, 5), of which rank 2 has no rows; (5,); and the number, which rank 0 has
+    assert [mine for _, _, mine in found] == [40 + 1, 35 + 10, 5]
+
+
+def rank_takes_loaded_values() -> None:
+    model = FSDP(Net())
+    optimizer = owned(model, Muon, lr=0.1, weight_decay=0.0)
+    for number in range(2):
+        with torch.no_grad():  # as loading a checkpoint does
+            for shard in model.shards():
+                shard.param.fill_(number)
+        before = [shard.param.detach().clone() for shard in model.shards()]
+        model(inputs(0, 0)).backward()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0
+        optimizer.step()
+        optimizer.zero_grad()
+        for shard, old in zip(model.shards(), before, strict=True):
+            assert torch.equal(shard.param, old)
+
+
+def test_values_that_were_loaded_meanwhile_count():
+    run_ranks(rank_takes_loaded_values, 2)
+
+
+def rank_is_refused() -> None:
+    model = FSDP(Net())
+    optimizer = owned(model, Muon)
+    with pytest.raises(UserError, match="save_sharded"):
+        optimizer.state_dict()
+    with pytest.raises(UserError, match="load_sharded"):
+        optimizer.load_state_dict({})
+    assert dist.group.WORLD is not None
+    with pytest.raises(UserError, match="give it those of the model"):
+        OwnerOptimizer([nn.Parameter(torch.ones(2))], Muon, shards=model.shards(), group=dist.group.WORLD)
+
+
+def test_what_it_cannot_do_is_refused_in_one_sentence():
+    run_ranks(rank_is_refused, 2)
+    from dlo_lib.optim.entry import TrainingForm
+
+    for name in ("muon", "lamb"):
+        entry = OPTIMIZERS[name]
+        assert entry.wrong_under({TrainingForm.FSDP, TrainingForm.TP}) is None
+        assert "of which a rank has a part with zero1 with tp" in str(
+            entry.wrong_under({TrainingForm.ZERO1, TrainingForm.TP})
+        )
+        with pytest.raises(UserError, match="are not measured: use parallel="):
+            measure_memory("tiny", optimizer=name, parallel="fsdp", world_size=2)
