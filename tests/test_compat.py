@@ -216,7 +216,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("status", [2, 3, 5])
-def test_a_run_that_cannot_begin_is_an_error_and_changes_nothing(compat, env, monkeypatch, status):
+def test_a_run_that_cannot_begin_is_an_error_and_changes_nothing(compat, env, monkeypatch, tmp_path, status):
+    monkeypatch.setattr(compat, "folder_of", lambda _: tmp_path / "environment")
     monkeypatch.setattr(compat, "environment", lambda *_: Path(sys.executable))
     monkeypatch.setattr(compat, "torch_of", lambda _: SimpleNamespace(version="2.8.0"))
     monkeypatch.setattr(compat, "run_tests", lambda *_: status)
