@@ -203,10 +203,9 @@ def check_resume(student, t):
     before, after = t.integer(2, 3), t.integer(2, 3)
     case = rule_case(t, [2], before + after)
     gradients, rate = case["gradients"], case["default"]
-    cause = {
-        "ickle": "The state dict must hold tensors and plain data only: keep the function `update` out "
-        "of the options"
-    }
+    why = "The state dict must hold tensors and plain data only: keep the function `update` out "
+    why += "of the options"
+    cause = {"ickle": why, "local object": why}  # the second in Python 3.13: "Can't get local object"
     with explaining(cause):
         stopped = student.fresh(saved, starts=case["starts"], gradients=gradients[:before], rate=rate)
     values, file = t.items(stopped, 2, "the result")
