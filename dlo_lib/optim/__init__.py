@@ -16,7 +16,10 @@ Optimisers:
 - ``soap``: Adam in the eigenbases of Shampoo
 - ``adamw_8bit``: AdamW with states of 8 bits
 - ``schedule_free``: AdamW with an average in place of a schedule
+- ``flat_moments``: Adam's averages as one tensor, for optimisers that send them in one bit
 - ``one_bit_adam``: Adam that sends its momentum in one bit
+- ``one_bit_lamb``: LAMB that does so
+- ``zero_one_adam``: Adam that sends one bit, and later mostly nothing
 
 The learning rate:
 

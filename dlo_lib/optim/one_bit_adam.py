@@ -15,8 +15,7 @@ little,
 
 The uncorrected v grows in all early steps, whatever the gradients are, and its ratio says nothing.
 
-The optimiser communicates itself, so gradients are those of each rank: the model is not in DDP, or its
-backward is in ``model.no_sync()``. Bytes of a compressed step: 96.9 % less than those of fp32 gradients.
+Bytes of a compressed step: 96.9 % less than those of fp32 gradients.
 
 Paper: H. Tang et al., 1-bit Adam, algorithm 1 and section 7.1 (arXiv:2102.02888). DeepSpeed's implementation
 needs a GPU and NCCL.
@@ -25,16 +24,13 @@ needs a GPU and NCCL.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from dlo_lib.base.errors import UserError
-from dlo_lib.comm.compression.one_bit_mean import OneBitMean
+from dlo_lib.optim.flat_moments import FlatMoments
 
 STABLE = 0.96
 
@@ -61,8 +57,8 @@ class VarianceCriterion:
         return norm >= self.threshold * self.norms[0]
 
 
-class OneBitAdam(torch.optim.Optimizer):
-    """The optimiser of the module's docstring. All parameters have one dtype and one learning rate per group.
+class OneBitAdam(FlatMoments):
+    """The optimiser of the module's docstring; it communicates as ``FlatMoments`` says.
 
     Args:
         params: parameters or parameter groups. Every rank has the same ones, with equal values.
@@ -74,9 +70,6 @@ class OneBitAdam(torch.optim.Optimizer):
         lr_warmup: the steps in which the caller's schedule raises the learning rate; the criterion waits.
         group: the ranks; None is all of them.
         error_feedback: False to lose what the signs leave out, to compare.
-
-    Raises:
-        UserError: in ``step``, a parameter has no gradient, or a sparse one.
     """
 
     def __init__(
@@ -91,93 +84,44 @@ class OneBitAdam(torch.optim.Optimizer):
         group: dist.ProcessGroup | None = None,
         error_feedback: bool = True,
     ) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
-        self.betas, self.eps, self.freeze_after, self.process_group = betas, eps, freeze_after, group
-        self.steps, self.frozen_at = 0, 0
+        super().__init__(params, lr, betas, eps, weight_decay, group, error_feedback)
+        self.freeze_after = freeze_after
         self.criterion = VarianceCriterion(betas[1], lr_warmup)
-        self._mean = OneBitMean(group, error_feedback)
-        self._params = [param for each in self.param_groups for param in each["params"]]
-        size = sum(param.numel() for param in self._params)
-        self.momentum = torch.zeros(size, dtype=self._params[0].dtype, device=self._params[0].device)
-        self.variance = torch.zeros_like(self.momentum)
 
     @property
     def compressing(self) -> bool:
         """Whether the variance is frozen and the momentum is sent in one bit."""
         return self.frozen_at > 0
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Communicate, and update all parameters. Every rank calls it.
-
-        Args:
-            closure: computes the gradients and returns the loss, which is the result.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        gradient = self._gradient()
-        self.steps += 1
+    def update(self, gradient: Tensor) -> None:
         beta1, beta2 = self.betas
         if self.compressing:
             self.momentum.lerp_(gradient, 1 - beta1)
-            self.momentum.copy_(self._mean(self.momentum))
+            self.momentum.copy_(self.one_bit_mean(self.momentum))
         else:
-            dist.all_reduce(gradient, group=self.process_group)
-            gradient /= dist.get_world_size(self.process_group)
-            self.momentum.lerp_(gradient, 1 - beta1)
-            self.variance.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        corrected = self.variance / (1 - beta2 ** (self.frozen_at or self.steps))
+            mean = self.exact_mean(gradient)
+            self.momentum.lerp_(mean, 1 - beta1)
+            self.variance.mul_(beta2).addcmul_(mean, mean, value=1 - beta2)
+        corrected = self.corrected_variance()
         if not self.compressing and self._is_last_of_warmup(float(corrected.sum())):
             self.frozen_at = self.steps
         direction = self.momentum / (1 - beta1**self.steps)
-        self._apply(direction.div_(corrected.sqrt_().add_(self.eps)))
-        return loss
+        direction.div_(corrected.sqrt_().add_(self.eps))
+        for param, part, (rate, decay) in zip(
+            self.params, self.by_param(direction), self.rates(), strict=True
+        ):
+            param.mul_(1 - rate * decay).add_(part, alpha=-rate)
 
     def _is_last_of_warmup(self, norm: float) -> bool:
         stable = self.criterion.stable(self.steps, norm)
         return stable if self.freeze_after is None else self.steps >= self.freeze_after
 
-    def _gradient(self) -> Tensor:
-        """Return the gradient of this rank, (elements,), a copy."""
-        grads = []
-        for number, param in enumerate(self._params):
-            if param.grad is None or param.grad.layout is not torch.strided:
-                kind = "no gradient" if param.grad is None else "a sparse gradient"
-                raise UserError(
-                    f"parameter {number} has {kind}, and 1-bit Adam sends one tensor of all: give it only "
-                    "parameters that every step uses, with sparse=False in embeddings"
-                )
-            grads.append(param.grad.flatten())
-        return torch.cat(grads)
-
-    def _apply(self, direction: Tensor) -> None:
-        parts = iter(direction.split([param.numel() for param in self._params]))
-        for group in self.param_groups:
-            for param in group["params"]:
-                param.mul_(1 - group["lr"] * group["weight_decay"])
-                param.add_(next(parts).view(param.shape), alpha=-group["lr"])
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank, which includes its errors: each rank saves its state."""
-        kept = {
-            "steps": self.steps,
-            "frozen_at": self.frozen_at,
-            "momentum": self.momentum,
-            "variance": self.variance,
-            "norms": list(self.criterion.norms),
-            "errors": self._mean.state_dict(),
-        }
-        return {**super().state_dict(), "one_bit": kept}
+        """Return the state of this rank, with its errors and what the criterion has seen."""
+        return {**super().state_dict(), "norms": list(self.criterion.norms)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the state of the same rank."""
-        kept = state_dict["one_bit"]
-        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
-        self.steps, self.frozen_at = kept["steps"], kept["frozen_at"]
-        self.momentum.copy_(kept["momentum"])
-        self.variance.copy_(kept["variance"])
+        super().load_state_dict(state_dict)
         self.criterion.norms.clear()
-        self.criterion.norms.extend(kept["norms"])
-        self._mean.load_state_dict(kept["errors"])
+        self.criterion.norms.extend(state_dict["norms"])

@@ -14,5 +14,5 @@
         rank r of a (n, m) matrix    8 r (n + m) f
 
 The room imports no other room. ``parallel.ddp.comm_hooks`` uses it for the buckets of DDP, and
-``optim.one_bit_adam`` for the momentum.
+``optim.flat_moments`` for momenta.
 """
