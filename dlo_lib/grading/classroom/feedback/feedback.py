@@ -48,7 +48,7 @@ from dlo_lib.grading.classroom.gradebook.batch import require_release, run_step,
 from dlo_lib.grading.classroom.gradebook.deadlines import deadlines_of, seconds_late, settle
 from dlo_lib.grading.classroom.gradebook.export import grades_folder
 from dlo_lib.grading.classroom.gradebook.inventory import Inventory, ItemState
-from dlo_lib.grading.classroom.gradebook.regrade import end_comparison
+from dlo_lib.grading.classroom.gradebook.regrade import end_comparison, require_finished
 from dlo_lib.grading.classroom.gradebook.submission_copy import TIMESTAMP
 from dlo_lib.grading.classroom.publish.publication import page_in_exchange
 from dlo_lib.grading.classroom.roster.course_file import FILE as COURSE_FILE
@@ -89,9 +89,10 @@ def make_feedback(course: NbGraderAPI, lab: LabInfo) -> dict[str, Path]:
     student.
 
     Raises:
-        UserError: no submission is graded, or a step of nbgrader failed.
+        UserError: no submission is graded, a grading was interrupted, or a step of nbgrader failed.
     """
     require_release(course, lab)
+    require_finished(grades_folder(course, lab))
     settle(course, lab)
     students = submitted_students(course, lab)
     if not any(

@@ -37,7 +37,14 @@ from dlo_lib.grading.classroom.gradebook.export import (
 from dlo_lib.grading.classroom.gradebook.gradebook_entry import GradebookEntry
 from dlo_lib.grading.classroom.gradebook.gradebook_file import LOCK_SECONDS, back_up, is_locked
 from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
-from dlo_lib.grading.classroom.gradebook.regrade import CHANGES, changes_of, keep_points, write_changes
+from dlo_lib.grading.classroom.gradebook.regrade import (
+    CHANGES,
+    begin_grading,
+    changes_of,
+    end_grading,
+    keep_points,
+    write_changes,
+)
 from dlo_lib.grading.classroom.gradebook.submission_copy import FOLDER, staged_copy
 from dlo_lib.grading.classroom.roster.roster import read_roster, unknown_student
 from dlo_lib.grading.judge.array import JudgesStopped
@@ -143,6 +150,7 @@ def grade_lab(
         before = results_before(course, lab)
         keep_points(results, results / REPORTS, {student: checks for student, (_, checks) in before.items()})
         back_up(course)
+        begin_grading(results)
         chosen_students = [chosen.only] if chosen.only is not None else students
         stopped = ""
         with GradebookEntry(course, lab, chosen.keep_manual) as entry:
@@ -167,6 +175,8 @@ def grade_lab(
         versions = {row.student: row.checks for row in table.rows}
         changed = write_changes(results, changes_of(results, results / REPORTS, versions))
         write_results(course, table, batch.judged, tree_cpu_seconds(os.getpid()))
+        if not stopped:
+            end_grading(results)
     return replace(table, notes=(*changed_checks(before, table), *changed, *table.notes), stopped=stopped)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import nbformat
@@ -24,7 +24,7 @@ from dlo_lib.grading.classroom.gradebook.deadlines import deadlines_of, seconds_
 from dlo_lib.grading.classroom.gradebook.inventory import refused_students
 from dlo_lib.grading.classroom.gradebook.late_work import late_notes
 from dlo_lib.grading.classroom.gradebook.manual_points import set_aside_note
-from dlo_lib.grading.classroom.gradebook.regrade import pending_note
+from dlo_lib.grading.classroom.gradebook.regrade import pending_note, unfinished_note
 from dlo_lib.grading.classroom.roster.tables import csv_text
 from dlo_lib.grading.judge.report import GRADED, GRADER_ERROR, NO_ATTEMPT, NOT_GRADED, REFUSED, Report
 from dlo_lib.grading.judge.report_store import StoredReport, checks_version, load, report_file
@@ -228,7 +228,9 @@ def settled_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:
         UserError: as :func:`dlo_lib.grading.classroom.gradebook.deadlines.settle`.
     """
     settle(course, lab)
-    return read_grades(course, lab)
+    table = read_grades(course, lab)
+    note = unfinished_note(grades_folder(course, lab))
+    return replace(table, notes=(note, *table.notes)) if note else table
 
 
 def read_grades(course: NbGraderAPI, lab: LabInfo) -> GradeTable:

@@ -2,6 +2,9 @@
 
 A regrade keeps the points by check of the last grading whose feedback was released, or of the first one, and
 lists each difference in ``changes.csv``. Releasing the feedback ends the comparison.
+
+A grading that ends early, killed or with an error, leaves rows of both versions of the checks and no list. A
+file marks it until a grading of the lab comes to its end, and no feedback is released before that.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dlo_lib.base.errors import UserError
 from dlo_lib.base.files import write_text
 from dlo_lib.base.text import tr
 from dlo_lib.grading.classroom.roster.tables import csv_text
@@ -20,6 +24,7 @@ from dlo_lib.grading.judge.report_store import load, report_file
 
 KEPT = "before_regrade.json"
 CHANGES = "changes.csv"
+UNFINISHED = "unfinished"
 HEADER = ["student", "question", "check", "title", "points_before", "points_now", "status", "message"]
 MOST_NAMES = 10  # students named in a note
 
@@ -119,6 +124,37 @@ def pending_note(folder: Path) -> str:
         "checks have changed since the last feedback: {file} lists each student and check with other points"
     )
     return tr(text, file=file)
+
+
+def begin_grading(folder: Path) -> None:
+    """Record that a grading of the lab has begun to write rows."""
+    write_text(folder / UNFINISHED, "")
+
+
+def end_grading(folder: Path) -> None:
+    """Record that its rows, results and changes are written."""
+    (folder / UNFINISHED).unlink(missing_ok=True)
+
+
+def unfinished_note(folder: Path) -> str:
+    """Return a note on a grading that has not come to its end; "" if there is none."""
+    if not (folder / UNFINISHED).is_file():
+        return ""
+    return tr(
+        "a grading of {lab} has not come to its end: some rows are earlier ones, and no list says what "
+        "changed checks take; `dlo grade {lab} --resume` completes it",
+        lab=folder.name,
+    )
+
+
+def require_finished(folder: Path) -> None:
+    """Check that the last grading of the lab has come to its end.
+
+    Raises:
+        UserError: it was interrupted, or it is running.
+    """
+    if note := unfinished_note(folder):
+        raise UserError(note)
 
 
 def end_comparison(folder: Path) -> None:

@@ -4,6 +4,7 @@ gradebook.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
 import json
@@ -22,11 +23,13 @@ from unittest.mock import Mock
 import pytest
 
 from dlo_lib.base.errors import UserError
+from dlo_lib.grading.classroom.feedback.feedback import make_feedback
 from dlo_lib.grading.classroom.gradebook import batch
 from dlo_lib.grading.classroom.gradebook.batch import Done, Options, grade_lab
-from dlo_lib.grading.classroom.gradebook.export import SHARED, GradeTable
+from dlo_lib.grading.classroom.gradebook.export import SHARED, GradeTable, settled_grades
 from dlo_lib.grading.classroom.gradebook.gradebook_entry import GradebookEntry
 from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
+from dlo_lib.grading.classroom.gradebook.regrade import CHANGES, end_comparison
 from dlo_lib.grading.judge.client import JudgeClient, JudgeJob, Waiting
 from dlo_lib.grading.judge.grader_lock import only_grader
 from dlo_lib.grading.judge.report import GRADED, CheckReport, QuestionReport, Report
@@ -251,6 +254,60 @@ def test_a_submission_out_of_time_or_memory_is_judged_again_alone(
     again = Scripted({})
     grade(course, by=again, resume=True)
     assert again.asked == []  # it was judged alone, so it counts
+
+
+def killed_after(rows_before: int, grade: Callable, course: Path, script: Scripted) -> None:
+    """Grade in a child of this process, which ends as by SIGKILL after this number of rows."""
+
+    def advance(done: Done) -> None:
+        if done.number == rows_before:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(BaseException):
+            grade(course, advance, by=script)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+def test_a_killed_regrade_releases_nothing_and_lists_all_losses_once_it_is_resumed(
+    course: Path, grade: Callable, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, info = course / "grades" / LAB, find_lab("91", source_labs())
+    grade(course, by=Scripted({}))
+    end_comparison(folder)  # the feedback on these points is released
+    shutil.copytree(checkout, tmp_path / "checkout")
+    monkeypatch.setenv("DLO_COURSE", str(tmp_path / "checkout"))
+    text = tmp_path / "checkout" / "solutions" / LAB / f"{LAB}.py"
+    text.write_text(text.read_text() + "\n")  # other checks
+    losers = {"ada": "WRONG", "dorothy": "WRONG"}
+    whole = tmp_path / "whole"
+    shutil.copytree(course, whole, symlinks=True)
+    notes = grade(whole, by=Scripted(losers)).notes
+
+    killed_after(2, grade, course, Scripted(losers))
+    with open_course(course).gradebook as gradebook:
+        score = {name: gradebook.find_submission(LAB, name).score for name in ("ada", "dorothy")}
+    assert score == {"ada": 0.0, "dorothy": 3.0}  # one row is new, the other is not
+    assert not (folder / CHANGES).exists()
+    with pytest.raises(UserError, match=r"has not come to its end.*`dlo grade 91_small --resume`"):
+        make_feedback(open_course(course), info)
+    assert "has not come to its end" in settled_grades(open_course(course), info).notes[0]
+
+    killed_after(1, grade, course, Scripted(losers))  # again, from the beginning
+    rest = Scripted(losers)
+    resumed = grade(course, by=rest, resume=True)
+    assert rest.asked == [(["blaise", "chloe", "dorothy"], 2)]
+    changes = (folder / CHANGES).read_bytes()
+    assert changes == (whole / "grades" / LAB / CHANGES).read_bytes()
+    assert [row["student"] for row in csv.DictReader(changes.decode().splitlines())] == ["ada", "dorothy"]
+    said = "scale, check_scale (): 2 lose 6 points by it: ada, dorothy"
+    assert said in notes
+    assert said in resumed.notes
+    assert results(course) == results(whole)
+    assert "has not come" not in settled_grades(open_course(course), info).notes[0]
+    assert make_feedback(open_course(course), info)
 
 
 def test_a_failed_grading_removes_the_scores_of_an_earlier_one(graded: Path, grade: Callable) -> None:
