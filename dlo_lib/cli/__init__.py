@@ -66,7 +66,9 @@ def main() -> None:
     from dlo_lib.base.torch_version import exit_if_torch_too_old
 
     exit_if_torch_too_old("dlo")
+    from dlo_lib.base.garbage import collect_rarely
     from dlo_lib.base.usage import leave_with
     from dlo_lib.cli.app import app
 
+    collect_rarely()  # a command imports torch or nbgrader when it runs
     leave_with(app, "dlo")

@@ -35,10 +35,13 @@ The room imports ``profiling``, ``parallel``, ``kernels``, ``optim``, ``models``
 """
 
 import dlo_lib.base.stop  # noqa: F401  first: under `python -m dlo_lib.train` it notes signals during the imports
-from dlo_lib.train.checkpoint import Checkpoint, newest
-from dlo_lib.train.config import TrainConfig
-from dlo_lib.train.loop import TrainResult, train
-from dlo_lib.train.metrics import Metrics, read_metrics
-from dlo_lib.train.tracking import track
+from dlo_lib.base.garbage import without_collector
+
+with without_collector():  # a fifth of the CPU time of a process that imports torch here
+    from dlo_lib.train.checkpoint import Checkpoint, newest
+    from dlo_lib.train.config import TrainConfig
+    from dlo_lib.train.loop import TrainResult, train
+    from dlo_lib.train.metrics import Metrics, read_metrics
+    from dlo_lib.train.tracking import track
 
 __all__ = ["Checkpoint", "Metrics", "TrainConfig", "TrainResult", "newest", "read_metrics", "track", "train"]

@@ -13,6 +13,7 @@ from torch import nn
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.base.files import write_text
+from dlo_lib.base.garbage import without_collector
 from dlo_lib.data import RankSampler, TokenDataset, open_dataset
 from dlo_lib.kernels import Kernels, fuse
 from dlo_lib.launch import Place
@@ -235,4 +236,5 @@ def _optimizer(
         {"params": others, "weight_decay": 0.0},
     ]
     cls = entry.class_for(step, fused_kernels=config.kernels is Kernels.FUSED)
-    return make_optimizer(model, plan, mesh, groups, cls, **entry.arguments(step, lr=config.lr))
+    with without_collector():  # the first optimiser of a process imports torch's compiler
+        return make_optimizer(model, plan, mesh, groups, cls, **entry.arguments(step, lr=config.lr))

@@ -11,12 +11,15 @@ from pathlib import Path
 
 from dlo_lib.base.errors import EXIT_BAD_INPUT
 from dlo_lib.base.files import write_aside
+from dlo_lib.base.garbage import without_collector
 from dlo_lib.base.text import tr
 from dlo_lib.base.worker_start import start_workers_by_fork
 from dlo_lib.cluster.code.function_job import CALL, CONTEXT, result_file
-from dlo_lib.launch import explained, init_process_group, place
-from dlo_lib.launch.frames import register_sources, strip_library_frames
-from dlo_lib.launch.values import pack_result, unpack_call
+
+with without_collector():  # they import torch
+    from dlo_lib.launch import explained, init_process_group, place
+    from dlo_lib.launch.frames import register_sources, strip_library_frames
+    from dlo_lib.launch.values import pack_result, unpack_call
 
 
 def main() -> int:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dlo_lib.base.files import write_text
+from dlo_lib.base.garbage import without_collector
 from dlo_lib.base.huge_pages import collapse
 from dlo_lib.base.lifetime import die_with
 from dlo_lib.base.text import tr
@@ -55,14 +56,15 @@ class JudgeServer:
     def __init__(self, lab: LabSource, secret: str, isolation: Isolation, record: Path) -> None:
         self.lab, self.secret, self.isolation, self.record = lab, secret, isolation, record
         self.zygote = zygote_for(lab, isolation)
-        import torch  # after the zygote has started to import it
+        with without_collector():
+            import torch  # after the zygote has started to import it
 
-        from dlo_lib.grading.lab.modules import load_checks
+            from dlo_lib.grading.lab.modules import load_checks
 
-        importlib.import_module("dlo_lib.grading.judge.judge")  # once, before the forks
-        torch.set_num_threads(1)
-        self.checks = load_checks(lab.given, lab.folder)
-        rebuild(lab, None)  # builds the release once, before the forks
+            importlib.import_module("dlo_lib.grading.judge.judge")  # once, before the forks
+            torch.set_num_threads(1)
+            self.checks = load_checks(lab.given, lab.folder)
+            rebuild(lab, None)  # builds the release once, before the forks
         self._ready = False
         self._reference: dict[str, float] = {}  # seconds of computing of the reference solution, by check
 
