@@ -7,6 +7,7 @@ text passes for them. Cost: about a millisecond, when a check fails.
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Mapping
@@ -59,13 +60,34 @@ def _is_plural(name: str) -> bool:
 
 def _is_written(text: str, frame: FrameType | None) -> bool:
     """Return True if ``text`` is a constant in ``frame``, in one of its callers, or in their modules."""
-    for _ in range(MAX_FRAMES):
-        if frame is None:
-            return False
-        if _holds(frame.f_code, text, MAX_DEPTH) or _holds(frame.f_globals, text, MAX_DEPTH):
-            return True
+    frames: list[FrameType] = []
+    while frame is not None and len(frames) < MAX_FRAMES:
+        frames.append(frame)
         frame = frame.f_back
-    return False
+    # Nearly always a function holds it: the constants of the modules, which take longer, come last.
+    if any(text in _texts_of(frame.f_code) for frame in frames):
+        return True
+    modules = {id(frame.f_globals): frame.f_globals for frame in frames}
+    return any(_holds(names, text, MAX_DEPTH) for names in modules.values())
+
+
+@functools.lru_cache(maxsize=4096)
+def _texts_of(code: CodeType) -> frozenset[str]:
+    """Return the texts among the constants of ``code`` and of the functions in it."""
+    found: set[str] = set()
+    _add_texts(code, found, MAX_DEPTH)
+    return frozenset(found)
+
+
+def _add_texts(value: Any, found: set[str], depth: int) -> None:
+    if type(value) is str:
+        found.add(value)
+    elif depth and type(value) is CodeType:
+        for item in value.co_consts:
+            _add_texts(item, found, depth)
+    elif depth and type(value) in (tuple, frozenset):
+        for item in value:
+            _add_texts(item, found, depth - 1)
 
 
 def _holds(value: Any, text: str, depth: int) -> bool:
@@ -74,7 +96,7 @@ def _holds(value: Any, text: str, depth: int) -> bool:
     if depth == 0:
         return False
     if type(value) is CodeType:
-        return any(_holds(item, text, depth) for item in value.co_consts)
+        return text in _texts_of(value)
     if type(value) in (tuple, list, frozenset):
         return any(_holds(item, text, depth - 1) for item in value)
     if type(value) is dict:
