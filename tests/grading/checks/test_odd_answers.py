@@ -37,13 +37,16 @@ class Student:
 
     def __init__(self, value: Any) -> None:
         self._value = value
+        self.asked = False
+        """Whether a check has received the value."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
             raise AttributeError(name)
-        return lambda *_, **__: round_trip(self._value)
+        return lambda *_, **__: self.get(name)
 
     def get(self, name: str) -> Any:
+        self.asked = True
         return round_trip(self._value)
 
     def is_own(self, name: str) -> bool:
@@ -61,7 +64,10 @@ def test_no_answer_makes_a_check_itself_fail(lab: Path) -> None:
     failed = []
     for check in (*checks.visible, *checks.hidden):
         for value in ODD:
-            outcome = run_check(check, Student(value), seed_for("odd", lab.name, check))
+            student = Student(value)
+            outcome = run_check(check, student, seed_for("odd", lab.name, check))
             if outcome.status is Status.GRADER_ERROR:
                 failed.append(f"{check.name} given {value!r}: {outcome.message}")
+            if not student.asked:  # a check of ranks alone does the same for every value
+                break
     assert not failed, "\n".join(failed)
