@@ -87,6 +87,12 @@ MUTANTS = [
             '"loss": always + blocks_in_bf16': '"loss": always + (0 if checkpointing else blocks_in_bf16)'
         },
     ),
+    Mutant(
+        "Every optimiser is taken to have the state of AdamW",
+        "check_optimizer_step",
+        says="the state of this optimiser",
+        replace={"state_bytes(config, optimizer, step)": 'state_bytes(config, "adamw", step)'},
+    ),
     # -- fits
     Mutant(
         "The memory that CUDA sees is taken to be usable",
@@ -184,6 +190,14 @@ MUTANTS = [
         "check_ranks",
         says="but only",
         replace={"math.ceil(global_batch / largest)": "max(global_batch // largest, 1)"},
+    ),
+    Mutant(
+        "The settings do not reach fits: every step is fused and keeps its activations",
+        "check_ranks",
+        says="(checkpointing=True)",
+        replace={
+            "fits(config, card, batch, seq, **settings)": 'fits(config, card, batch, seq, step="fused")'
+        },
     ),
     # -- loss
     Mutant(

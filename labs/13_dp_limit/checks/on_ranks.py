@@ -75,22 +75,27 @@ def check_few_questions(student, t):
 @check("ranks", points=2)
 def check_ranks(student, t):
     "The fewest ranks that hold the batch"
-    config, seq, largest = drawn(t, num_layers=2, tied_embeddings=True), 384, t.integer(2, 3)
-    gpu_drawn, _ = sharing(t, config, seq, largest)
-    for global_batch in (largest * t.integer(3, 9), largest * t.integer(3, 9) + 1):
-        got = t.number(
-            student.ranks_needed(config, gpu_drawn, global_batch, seq, step="fused"), "ranks_needed(...)"
-        )
+    config, seq = drawn(t, num_layers=2, tied_embeddings=True), 384
+    for more, checkpointing in zip((0, 1), t.shuffled([False, True])):
+        largest, settings = t.integer(2, 3), {"step": "fused", "checkpointing": checkpointing}
+        gpu_drawn, _ = sharing(t, config, seq, largest, **settings)
+        global_batch = largest * t.integer(3, 9) + more
+        needed = student.ranks_needed(config, gpu_drawn, global_batch, seq, **settings)
+        got = t.number(needed, "ranks_needed(...)")
+        values = {"got": got, "all": global_batch, "largest": largest, "checkpointing": checkpointing}
         most = -(-global_batch // max(int(got), 1))
-        message = "your answer is {got}: a rank then has {most} of {all} sequences, but only {largest} fit"
-        t.that(got >= 1 and most <= largest, message, got=got, most=most, all=global_batch, largest=largest)
+        message = (
+            "your answer is {got}: a rank then has {most} of {all} sequences, but only {largest} fit "
+            "(checkpointing={checkpointing})"
+        )
+        t.that(got >= 1 and most <= largest, message, most=most, **values)
         if got > 1:
             fewer = -(-global_batch // (int(got) - 1))
             message = (
                 "your answer is {got} for {all} sequences, but one rank less is enough: {largest} fit on a "
-                "rank"
+                "rank (checkpointing={checkpointing})"
             )
-            t.that(fewer > largest, message, got=got, all=global_batch, largest=largest)
+            t.that(fewer > largest, message, **values)
 
 
 @check("ranks", points=2)

@@ -140,8 +140,8 @@ def card(usable: float, memory: float) -> Gpu:
     return replace(gpu("a100-80"), name="a-gpu", usable_bytes=int(usable), memory_bytes=int(memory))
 
 
-def sharing(t, config: LlamaConfig, seq: int, largest: int) -> tuple[Gpu, float]:
+def sharing(t, config: LlamaConfig, seq: int, largest: int, **settings) -> tuple[Gpu, float]:
     """A GPU on which ``largest`` sequences fit and one more does not, by measurement."""
-    peaks = [measured(config, batch, seq).peak_bytes for batch in (largest, largest + 1)]
+    peaks = [measured(config, batch, seq, **settings).peak_bytes for batch in (largest, largest + 1)]
     usable = sum(peaks) / 2
     return card(usable, usable), usable
