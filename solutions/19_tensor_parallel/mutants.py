@@ -73,6 +73,14 @@ MUTANTS = [
         },
         also=("check_part_memory",),
     ),
+    Mutant(
+        "The part is that of the rank among all ranks, whatever the group",
+        "check_part",
+        says="in a group of one rank",
+        replace={
+            "return weight.chunk(dist.get_world_size(group), dim)[dist.get_rank(group)]": "return weight.chunk(dist.get_world_size(), dim)[dist.get_rank()]",
+        },
+    ),
     # -- linear
     Mutant(
         "Every rank adds the bias before the sum",
@@ -108,6 +116,22 @@ MUTANTS = [
         replace={"F.linear(copy_to_ranks(x, group), weight, bias)": "F.linear(x, weight, bias)"},
         also=("check_without_bias", "check_linear_traffic", "check_linear_dimensions"),
     ),
+    Mutant(
+        "The gradient of x is added over all ranks, whatever the group",
+        "check_column",
+        says="with a group of one rank",
+        replace={
+            "return F.linear(copy_to_ranks(x, group), weight, bias)": "return F.linear(copy_to_ranks(x), weight, bias)",
+        },
+    ),
+    Mutant(
+        "The partial sums are added over all ranks, whatever the group",
+        "check_row",
+        says="with a group of one rank",
+        replace={
+            "out = sum_over_ranks(F.linear(x, weight), group)": "out = sum_over_ranks(F.linear(x, weight))",
+        },
+    ),
     # -- mlp
     Mutant(
         "Two column layers, each with an all-reduce in backward",
@@ -120,6 +144,14 @@ MUTANTS = [
             """: """
             return row_linear(F.silu(column_linear(x, gate, None, group)) * column_linear(x, up, None, group), down, None, group)
             """,
+        },
+    ),
+    Mutant(
+        "The MLP is added over all ranks, whatever the group",
+        "check_mlp",
+        says="with a group of one rank",
+        replace={
+            "F.linear(x, up), down, None, group)": "F.linear(x, up), down, None)",
         },
     ),
     # -- embedding
@@ -140,6 +172,14 @@ MUTANTS = [
             table = torch.cat([weight if other == rank else torch.zeros_like(weight) for other in range(world)])
             return F.embedding(tokens, sum_over_ranks(table, group))
         """,
+    ),
+    Mutant(
+        "The rows are those of the rank among all ranks, whatever the group",
+        "check_embedding",
+        says="with a group of one rank",
+        replace={
+            "rows = tokens - dist.get_rank(group) * len(weight)": "rows = tokens - dist.get_rank() * len(weight)",
+        },
     ),
     # -- attention
     Mutant(
@@ -165,6 +205,14 @@ MUTANTS = [
             """: "found = attend(*(column_linear(x, weight, None, group) for weight in (q, k, v)), cos, sin)",
         },
     ),
+    Mutant(
+        "The heads of all ranks are added, whatever the group",
+        "check_attention",
+        says="with a group of one rank",
+        replace={
+            "return row_linear(found, o, None, group)": "return row_linear(found, o, None)",
+        },
+    ),
     # -- loss
     Mutant(
         "The logits are gathered",
@@ -188,6 +236,14 @@ MUTANTS = [
             dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
             logits = logits - largest.unsqueeze(-1)
             """: "",
+        },
+    ),
+    Mutant(
+        "The words are those of the rank among all ranks, whatever the group",
+        "check_loss",
+        says="with a group of one rank",
+        replace={
+            "words = targets - dist.get_rank(group) * logits.shape[-1]": "words = targets - dist.get_rank() * logits.shape[-1]",
         },
     ),
     # -- model
@@ -256,6 +312,14 @@ MUTANTS = [
             """,
         },
         also=("check_model_traffic", "check_model_three_ranks"),
+    ),
+    Mutant(
+        "The MLP of a block is added over all ranks, whatever the group",
+        "check_model",
+        says="with a group of one rank",
+        replace={
+            "mlp.up_proj.weight, mlp.down_proj.weight, group)": "mlp.up_proj.weight, mlp.down_proj.weight)",
+        },
     ),
     # -- grid
     Mutant(
@@ -339,6 +403,14 @@ MUTANTS = [
         },
         also=("check_norm_gradient", "check_sequence_traffic"),
     ),
+    Mutant(
+        "The gradient of the norm's weight is added over all ranks, whatever the group",
+        "check_sequence_mlp",
+        says="with a group of one rank",
+        replace={
+            "copy_to_ranks(norm, group)": "copy_to_ranks(norm)",
+        },
+    ),
     # -- kv
     Mutant(
         "Ranks take the heads of keys in turn",
@@ -358,6 +430,14 @@ MUTANTS = [
         says="is added over all ranks",
         replace={
             "copy_to_ranks(k, sharing), copy_to_ranks(v, sharing)": "copy_to_ranks(k, group), copy_to_ranks(v, group)"
+        },
+    ),
+    Mutant(
+        "The heads of all ranks are added, whatever the group is beside sharing",
+        "check_shared_gradients",
+        says="with groups of one rank",
+        replace={
+            "copy_to_ranks(v, sharing), o, cos, sin, group)": "copy_to_ranks(v, sharing), o, cos, sin)",
         },
     ),
     # -- dropout

@@ -7,7 +7,7 @@ Traffic is counted outside the student's process; bytes are exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from dlo_lib.labkit.compare import wrong_if
 from dlo_lib.labkit.memory import MIB, holds_at_most
 from dlo_lib.labkit.traffic import passes_only, uses_what_arrives
 
-from .scenarios import layer_of, part_of_large, parts_of
+from .scenarios import layers_of, part_of_large, parts_of
 from .twins import Found, attention, cross_entropy, embedding, linear, mlp, part
 
 DOUBLE = torch.float64
@@ -67,21 +67,63 @@ def layer_run(
     parts: Sequence[Sequence[Tensor | None]],
     grads: Sequence[Tensor],
     fixed: Sequence[int] = (),
+    also: Sequence[Case] = (),
+    verify: Callable[[Run], None] | None = None,
 ) -> Run:
-    """The function on one rank for each of ``parts``."""
-    return student.ranks(layer_of(name), Case(name, parts, grads, fixed=fixed).inputs())
+    """The function on one rank for each of ``parts``; in the same run ``also``, which is right."""
+    return run_together(student, t, Case(name, parts, grads, verify, fixed), *also)[0]
 
 
 def run_together(student, t, *cases: Case) -> list[Run]:
     """One run of several functions, one after another: for each the run with its results, which are right."""
     inputs = [{"cases": list(of_rank)} for of_rank in zip(*(case.inputs() for case in cases))]
-    run = student.ranks(layer_of(*(case.name for case in cases)), inputs)
-    found = [t.items(got, len(cases), "what the functions return") for got in run.results]
-    each = [Run([results[i] for results in found], run.traffic) for i in range(len(cases))]
+    run = student.ranks(layers_of(*(case.name for case in cases)), inputs)
+    each = [of_case(t, run, i, len(cases)) for i in range(len(cases))]
     for case, own in zip(cases, each):
         if case.verify is not None:
             case.verify(own)
     return each
+
+
+def of_case(t, run: Run, i: int, number: int) -> Run:
+    """The run with the results of function ``i`` of ``number`` alone."""
+    again = run.repeat
+    return replace(
+        run,
+        results=[t.items(got, number, "what the functions return")[i] for got in run.results],
+        repeat=None if again is None else lambda nudge: of_case(t, again(nudge), i, number),
+    )
+
+
+def in_groups_of_one(
+    t,
+    name: str,
+    tensors: Sequence[Tensor],
+    grad: Tensor,
+    twin: Callable[..., Found],
+    trained: Sequence[str],
+    world: int = 2,
+    fixed: Sequence[int] = (),
+) -> Case:
+    """The function in ``world`` groups of one rank, each with whole tensors and other ones than the others.
+
+    ``trained``: the names of the arguments that have a gradient.
+    """
+    trains = [tensor.dtype is DOUBLE and i not in fixed for i, tensor in enumerate(tensors)]
+    parts = [
+        [(1 + rank) * tensor if differs else tensor for tensor, differs in zip(tensors, trains)]
+        for rank in range(world)
+    ]
+
+    def verify(run: Run) -> None:
+        found = [twin(*own, grad) for own in parts]
+        alone = "with a group of one rank, the result of "
+        right_results(t, run, [out for out, _ in found], alone + name)
+        names = [f"{argument}, with a group of one rank," for argument in trained]
+        right_gradients(t, run, names, [grads for _, grads in found])
+
+    groups = [[rank] for rank in range(world)]
+    return Case(name, parts, [grad] * world, verify, fixed, groups)
 
 
 def right_results(
@@ -230,7 +272,10 @@ def check_part(student, t):
         weights = [t.normal(6 * t.integer(1, 2), 6 * t.integer(1, 2)) for _ in dims]
         run = student.ranks(parts_of, [{"weights": weights, "dims": list(dims)}] * world)
         for rank, found in enumerate(run.results):
-            for weight, dim, got in zip(weights, dims, t.items(found, len(dims), "the parts")):
+            found = t.items(found, len(dims) + 1, "the parts")
+            what = "shard(weight, {dim}, group) on rank {rank}, in a group of one rank,"
+            t.close(found[-1], weights[0], what, dim=dims[0], rank=rank)
+            for weight, dim, got in zip(weights, dims, found):
                 want = part(weight, dim, rank, world)
                 known = {"shard returns the whole weight: it is replicated, not divided": weight}
                 wrong_if(t, got, want, known)
@@ -311,22 +356,24 @@ def row_case(t, world: int, bias: bool = True, shape: tuple[int, ...] = (5,)) ->
     return Case("row_linear", parts, [grad] * world, verify)
 
 
-def one_layer(student, t, case: Case) -> None:
-    """One layer on its ranks is right."""
-    assert case.verify is not None
-    case.verify(layer_run(student, t, case.name, case.parts, case.grads))
+def linear_alone(t, name: str, world: int) -> Case:
+    """A linear layer in groups of one rank, where both layers are an ordinary one."""
+    inner, outer = t.integer(2, 4), t.integer(2, 4)
+    tensors = [double(t, 3, inner), double(t, outer, inner), double(t, outer)]
+    names = ("x", "the weight", "the bias")
+    return in_groups_of_one(t, name, tensors, double(t, 3, outer), linear, names, world)
 
 
 @check("linear", points=2, seconds=30)
 def check_column(student, t):
     "The column layer: results and gradients"
-    one_layer(student, t, column_case(t, 3))
+    run_together(student, t, column_case(t, 3), linear_alone(t, "column_linear", 3))
 
 
 @check("linear", points=2, seconds=30)
 def check_row(student, t):
     "The row layer: results and gradients, the bias once"
-    one_layer(student, t, row_case(t, 3))
+    run_together(student, t, row_case(t, 3), linear_alone(t, "row_linear", 3))
 
 
 @check("linear", points=1, seconds=30)
@@ -359,9 +406,9 @@ def check_linear_traffic(student, t):
 
 
 def mlp_case(
-    student, t, world: int, shape: tuple[int, ...] = (2, 3)
+    student, t, world: int, shape: tuple[int, ...] = (2, 3), alone: bool = False
 ) -> tuple[Run, Found, list[list[Tensor]], Tensor]:
-    """An MLP on ranks, with results that are right."""
+    """An MLP on ranks, with results that are right; with ``alone`` in groups of one rank too."""
     hidden, inner = t.integer(2, 4), world * t.integer(1, 3)
     x, down, grad = double(t, *shape, hidden), double(t, hidden, inner), double(t, *shape, hidden)
     gate, up = double(t, inner, hidden), double(t, inner, hidden)
@@ -369,7 +416,9 @@ def mlp_case(
         [x, part(gate, 0, rank, world), part(up, 0, rank, world), part(down, 1, rank, world)]
         for rank in range(world)
     ]
-    run = layer_run(student, t, "parallel_mlp", parts, [grad] * world)
+    names = ("x", "gate", "up", "down")
+    other = in_groups_of_one(t, "parallel_mlp", [x, gate, up, down], grad, mlp, names, world)
+    run = layer_run(student, t, "parallel_mlp", parts, [grad] * world, also=[other] if alone else [])
     found = mlp(x, gate, up, down, grad)
     message = "parallel_mlp returns the partial sums of rank {rank}: add them over the ranks"
     mistakes = [{message: mlp(*own, grad)[0]} for own in parts]
@@ -380,7 +429,7 @@ def mlp_case(
 @check("mlp", points=3, seconds=30)
 def check_mlp(student, t):
     "Results and gradients of one process"
-    run, (_, found), parts, grad = mlp_case(student, t, 2)
+    run, (_, found), parts, grad = mlp_case(student, t, 2, alone=True)
     wants = [[found[0], *(part(found[i], int(i == 3), rank, 2) for i in (1, 2, 3))] for rank in range(2)]
     right_gradients(t, run, ["x", "gate", "up", "down"], wants, [mlp(*own, grad)[1][0] for own in parts])
 
@@ -397,14 +446,18 @@ def check_mlp_traffic(student, t):
 # -- embedding
 
 
-def embedding_case(student, t, world: int) -> tuple[Run, Tensor]:
-    """An embedding on ranks, with results and gradients that are right."""
+def embedding_case(student, t, world: int, alone: bool = False) -> tuple[Run, Tensor]:
+    """An embedding on ranks, with results and gradients that are right; with ``alone`` in groups of one rank
+    too."""
     words, hidden = world * t.integer(2, 3), t.integer(2, 4)
     # some words twice, others never
     tokens = torch.tensor(t.shuffled(list(range(words)) * 2)[: words + 1]).view(1, -1)
     weight, grad = double(t, words, hidden), double(t, *tokens.shape, hidden)
     own = [part(weight, 0, rank, world) for rank in range(world)]
-    run = layer_run(student, t, "parallel_embedding", [[tokens, rows] for rows in own], [grad] * world)
+    name = "parallel_embedding"
+    other = in_groups_of_one(t, name, [tokens, weight], grad, embedding, ["the rows"], world)
+    parts = [[tokens, rows] for rows in own]
+    run = layer_run(student, t, name, parts, [grad] * world, also=[other] if alone else [])
     out, (of_weight,) = embedding(tokens, weight, grad)
     local = [(tokens - rank * len(rows)).clamp(0, len(rows) - 1) for rank, rows in enumerate(own)]
     clamped = sum(embedding(found, rows, grad)[0] for found, rows in zip(local, own))
@@ -424,7 +477,7 @@ def embedding_case(student, t, world: int) -> tuple[Run, Tensor]:
 @check("embedding", points=2, seconds=30)
 def check_embedding(student, t):
     "Every token has its row, on every rank, and the rows their gradients"
-    embedding_case(student, t, 3)
+    embedding_case(student, t, 3, alone=True)
 
 
 @check("embedding", points=1, seconds=30)
@@ -447,12 +500,16 @@ def attention_whole(t, heads: int, kv_heads: int, size: int = 4) -> tuple[list[T
     return [x, *weights, o, angles.cos(), angles.sin()], double(t, batch, seq, hidden)
 
 
-def attention_case(student, t, world: int, kv_each: int = 1) -> tuple[Run, Found, list[list[Tensor]], Tensor]:
-    """Attention on ranks, with results that are right."""
+def attention_case(
+    student, t, world: int, kv_each: int = 1, alone: bool = False
+) -> tuple[Run, Found, list[list[Tensor]], Tensor]:
+    """Attention on ranks, with results that are right; with ``alone`` in groups of one rank too."""
     whole, grad = attention_whole(t, 2 * kv_each * world, kv_each * world)
     cut = (None, 0, 0, 0, 1, None, None)
     parts = [[part(tensor, dim, rank, world) for tensor, dim in zip(whole, cut)] for rank in range(world)]
-    run = layer_run(student, t, "parallel_attention", parts, [grad] * world, fixed=(5, 6))
+    name, names, fixed = "parallel_attention", ("x", "q", "k", "v", "o"), (5, 6)
+    other = in_groups_of_one(t, name, whole, grad, attention, names, world, fixed)
+    run = layer_run(student, t, name, parts, [grad] * world, fixed, also=[other] if alone else [])
     found = attention(*whole, grad)
     message = "parallel_attention returns the contribution of rank {rank}: add those of all heads"
     mistakes = [{message: attention(*own, grad)[0]} for own in parts]
@@ -463,7 +520,7 @@ def attention_case(student, t, world: int, kv_each: int = 1) -> tuple[Run, Found
 @check("attention", points=2, seconds=30)
 def check_attention(student, t):
     "Results and gradients of one process"
-    run, (_, found), parts, grad = attention_case(student, t, 2)
+    run, (_, found), parts, grad = attention_case(student, t, 2, alone=True)
     cut = (None, 0, 0, 0, 1)
     wants = [[part(tensor, dim, rank, 2) for tensor, dim in zip(found, cut)] for rank in range(2)]
     right_gradients(t, run, ["x", "q", "k", "v", "o"], wants, [attention(*own, grad)[1][0] for own in parts])
@@ -487,12 +544,19 @@ OWN_WORDS = (
 )
 
 
-def loss_case(student, t, world: int, scale: float = 1.0, shape: tuple[int, int] = (2, 3)) -> tuple[Run, int]:
-    """A cross-entropy on ranks whose results are right; the number of tokens."""
+def loss_case(
+    student, t, world: int, scale: float = 1.0, shape: tuple[int, int] = (2, 3), alone: bool = False
+) -> tuple[Run, int]:
+    """A cross-entropy on ranks whose results are right, with ``alone`` in groups of one rank too; the number
+    of tokens."""
     words = world * t.integer(2, 4)
     logits, targets = scale * double(t, *shape, words), t.integers(0, words - 1, *shape)
     parts = [[part(logits, 2, rank, world), targets] for rank in range(world)]
-    run = layer_run(student, t, "parallel_cross_entropy", parts, [torch.ones((), dtype=DOUBLE)] * world)
+    name, one = "parallel_cross_entropy", torch.ones((), dtype=DOUBLE)
+    other = in_groups_of_one(
+        t, name, [logits, targets], one, lambda *own: cross_entropy(*own[:2]), ["the logits"], world
+    )
+    run = layer_run(student, t, name, parts, [one] * world, also=[other] if alone else [])
     loss, (grad,) = cross_entropy(logits, targets)
     words_of_rank = words // world
     mistakes = []
@@ -519,7 +583,7 @@ def loss_case(student, t, world: int, scale: float = 1.0, shape: tuple[int, int]
 @check("loss", points=3, seconds=30)
 def check_loss(student, t):
     "The loss of one process, and the gradient of the logits"
-    loss_case(student, t, 2)
+    loss_case(student, t, 2, alone=True)
 
 
 @check("loss", points=1, seconds=30)

@@ -10,35 +10,13 @@ from dlo_lib.grading.checks.contract import Scenario, scenario
 
 
 @scenario
-def layer(student, rank, world, tensors, fixed, grad, groups):
-    """The result of a function, the gradients of its arguments except those at ``fixed``, and the arguments
-    afterwards.
+def layers(student, rank, world, cases):
+    """The results of several functions, one after another: for each the result, the gradients of its
+    arguments except those at ``fixed``, and the arguments and the gradient afterwards.
 
-    The function gets the group of this rank in ``groups``; without groups, None. Of a class it is the method
+    A function gets the group of this rank in ``groups``; without groups, None. Of a class it is the method
     ``apply``.
     """
-    group = None
-    for ranks in groups:
-        made = dist.new_group(ranks)
-        group = made if rank in ranks else group
-    trained = [
-        tensor
-        for i, tensor in enumerate(tensors)
-        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and i not in fixed
-    ]
-    for tensor in trained:
-        tensor.requires_grad_()
-    function = student.FUNCTION
-    out = getattr(function, "apply", function)(*tensors, group)
-    if not isinstance(out, torch.Tensor) or not out.requires_grad:
-        return out, None, [tensor.detach() for tensor in trained], grad
-    out.backward(grad)
-    return out.detach(), [tensor.grad for tensor in trained], [tensor.detach() for tensor in trained], grad
-
-
-@scenario
-def layers(student, rank, world, cases):
-    """``layer`` for several functions, one after another: one run instead of several."""
     made = {}
     results = []
     for function, case in zip(student.FUNCTION, cases):
@@ -49,7 +27,9 @@ def layers(student, rank, world, cases):
             group = members if rank in ranks else group
         tensors, grad = case["tensors"], case["grad"]
         trained = [
-            tensor for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+            tensor
+            for i, tensor in enumerate(tensors)
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and i not in case["fixed"]
         ]
         for tensor in trained:
             tensor.requires_grad_()
@@ -62,19 +42,19 @@ def layers(student, rank, world, cases):
     return results
 
 
-def layer_of(*names: str) -> Scenario:
-    """The scenario ``layer`` with this function of the student, or ``layers`` with these; the ranks get only
-    functions that a scenario names."""
-    if len(names) == 1:
-        return replace(layer, source=layer.source.replace("student.FUNCTION", f"student.{names[0]}"))
+def layers_of(*names: str) -> Scenario:
+    """The scenario ``layers`` with these functions of the student; the ranks get only functions that a
+    scenario names."""
     called = ", ".join(f"student.{name}" for name in names)
-    return replace(layers, source=layers.source.replace("student.FUNCTION", f"({called})"))
+    return replace(layers, source=layers.source.replace("student.FUNCTION", f"({called},)"))
 
 
 @scenario
 def parts_of(student, rank, world, weights, dims):
-    """``shard`` of each weight."""
-    return [student.shard(weight, dim, None) for weight, dim in zip(weights, dims)]
+    """``shard`` of each weight, and of the first one in a group of this rank alone."""
+    groups = [dist.new_group([other]) for other in range(world)]
+    alone = student.shard(weights[0], dims[0], groups[rank])
+    return [*(student.shard(weight, dim, None) for weight, dim in zip(weights, dims)), alone]
 
 
 @scenario
@@ -89,21 +69,29 @@ def part_of_large(student, rank, world, seed, width):
 
 
 @scenario
-def whole_step(student, rank, world, sizes, state, tokens, targets):
-    """A step of a Llama: the loss; by name, the shapes and the gradients of this rank's parameters."""
+def whole_step(student, rank, world, steps):
+    """Steps of a Llama, each by the group of this rank in ``groups``, None without groups: for each the loss,
+    and by name the shapes and the gradients of this rank's parameters."""
     from dlo_lib.models.llama import Llama, LlamaConfig
 
-    model = Llama(LlamaConfig(**sizes), dtype=torch.float64)
-    model.load_state_dict(state)
-    step = student.tensor_parallel(model, None)
-    loss = step(tokens, targets)
-    shapes, grads = {}, {}
-    for name, parameter in model.named_parameters():
-        own, grad = parameter, parameter.grad
-        if hasattr(parameter, "to_local"):  # a DTensor; the gradient of its embedding is whole
-            own, grad = parameter.to_local(), grad.redistribute(placements=parameter.placements).to_local()
-        shapes[name], grads[name] = list(own.shape), grad
-    return loss.detach() if isinstance(loss, torch.Tensor) else loss, shapes, grads
+    results = []
+    for each in steps:
+        group = None
+        for ranks in each["groups"]:
+            made = dist.new_group(ranks)
+            group = made if rank in ranks else group
+        model = Llama(LlamaConfig(**each["sizes"]), dtype=torch.float64)
+        model.load_state_dict(each["state"])
+        loss = student.tensor_parallel(model, group)(each["tokens"], each["targets"])
+        shapes, grads = {}, {}
+        for name, parameter in model.named_parameters():
+            own, grad = parameter, parameter.grad
+            if hasattr(parameter, "to_local"):  # a DTensor; the gradient of its embedding is whole
+                own = parameter.to_local()
+                grad = grad.redistribute(placements=parameter.placements).to_local()
+            shapes[name], grads[name] = list(own.shape), grad
+        results.append((loss.detach() if isinstance(loss, torch.Tensor) else loss, shapes, grads))
+    return results
 
 
 @scenario
@@ -163,16 +151,24 @@ def dropped(student, rank, world, xs, p, differs, seed):
 
 
 @scenario
-def sharing_step(student, rank, world, tensors, fixed, grad, groups):
-    """``shared_kv_attention``, whose key and value heads a group shares: the result and the gradients."""
-    sharing = None
-    for ranks in groups:
-        made = dist.new_group(ranks)
-        sharing = made if rank in ranks else sharing
-    for i, tensor in enumerate(tensors):
-        tensor.requires_grad_(i not in fixed)
-    out = student.shared_kv_attention(*tensors, None, sharing)
-    if not isinstance(out, torch.Tensor) or not out.requires_grad:
-        return out, None
-    out.backward(grad)
-    return out.detach(), [tensor.grad for i, tensor in enumerate(tensors) if i not in fixed]
+def sharing_step(student, rank, world, cases):
+    """``shared_kv_attention``, by the group of this rank in ``groups``, None without groups, and by that in
+    ``sharing``, whose ranks share the key and value heads: for each case the result and the gradients."""
+    results = []
+    for case in cases:
+        chosen = []
+        for groups in (case["groups"], case["sharing"]):
+            chosen.append(None)
+            for ranks in groups:
+                made = dist.new_group(ranks)
+                chosen[-1] = made if rank in ranks else chosen[-1]
+        tensors, trained = case["tensors"], case["tensors"][:5]
+        for tensor in trained:
+            tensor.requires_grad_()
+        out = student.shared_kv_attention(*tensors, *chosen)
+        grads = None
+        if isinstance(out, torch.Tensor) and out.requires_grad:
+            out.backward(case["grad"])
+            out, grads = out.detach(), [tensor.grad for tensor in trained]
+        results.append((out, grads))
+    return results

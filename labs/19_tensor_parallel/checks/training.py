@@ -20,6 +20,7 @@ from .layers import (
     Case,
     attention_whole,
     double,
+    in_groups_of_one,
     layer_run,
     right_gradients,
     right_results,
@@ -77,14 +78,20 @@ def llama_case(t, world: int, layers: int = 2) -> tuple[dict[str, Any], dict[str
     return sizes, state, tokens, targets
 
 
-def model_run(student, t, world: int, layers: int = 2) -> tuple[Run, Tensor, int]:
-    """A step of a Llama on ranks whose losses are right; the tokens and the width."""
+def model_run(student, t, world: int, layers: int = 2, alone: bool = False) -> tuple[Run, Tensor, int]:
+    """A step of a Llama on ranks whose losses are right, with ``alone`` also one in groups of one rank; the
+    tokens and the width."""
     sizes, state, tokens, targets = llama_case(t, world, layers)
-    inputs = {"sizes": sizes, "tokens": tokens, "targets": targets}
-    states = [parts_alone(state, rank, world) for rank in range(world)]
-    run = student.ranks(whole_step, [inputs | {"state": own} for own in states])
+    inputs = {"sizes": sizes, "tokens": tokens, "targets": targets, "groups": []}
+    steps = [[inputs | {"state": parts_alone(state, rank, world)}] for rank in range(world)]
+    groups = [[rank] for rank in range(world)]
+    for rank, own in enumerate(steps if alone else []):
+        others = {"tokens": tokens.roll(rank, 1), "targets": targets.roll(rank, 0)}
+        own.append(inputs | others | {"state": state, "groups": groups})
+    run = student.ranks(whole_step, [{"steps": own} for own in steps])
     loss, grads = llama_step(sizes, state, tokens, targets)
-    for rank, got in enumerate(run.results):
+    for rank, of_rank in enumerate(run.results):
+        got, *others = t.items(of_rank, len(steps[rank]), "what the steps return")
         value, shapes, found = t.items(got, 3, "what the step returns")
         for name, want in ((name, list(part(state[name], cut(name), rank, world).shape)) for name in grads):
             whole, values = (
@@ -107,8 +114,21 @@ def model_run(student, t, world: int, layers: int = 2) -> tuple[Run, Tensor, int
             t.that(mine is not None, "the gradient of {name} on rank {rank} is missing", **values)
             right = part(grad, cut(name), rank, world)
             t.close(mine, right, "the gradient of {name} on rank {rank} of {world}", **values, **EXACT)
+        for other, given in zip(others, steps[rank][1:]):
+            right_alone(t, other, rank, given)
     no_weights_travel(t, run, tokens.numel() * sizes["hidden"], layers)
     return run, tokens, sizes["hidden"]
+
+
+def right_alone(t, got: Any, rank: int, given: dict[str, Any]) -> None:
+    """The step of a group of one rank is that of one process."""
+    value, _, found = t.items(got, 3, "what the step returns")
+    loss, grads = llama_step(*(given[name] for name in ("sizes", "state", "tokens", "targets")))
+    what = "with a group of one rank, the loss on rank {rank}"
+    t.close(value, torch.tensor(loss, dtype=torch.float64), what, rank=rank, **EXACT)
+    for name, grad in grads.items():
+        what = "with a group of one rank, the gradient of {name} on rank {rank}"
+        t.close(found.get(name), grad, what, name=name, rank=rank, **EXACT)
 
 
 def no_weights_travel(t, run: Run, size: int, layers: int) -> None:
@@ -116,7 +136,7 @@ def no_weights_travel(t, run: Run, size: int, layers: int) -> None:
     message = "rank {rank} uses {kinds}: all-reduces are enough"
     passes_only(t, run, [Kind.ALL_REDUCE], message)
     for rank in range(run.world):
-        calls = run.calls(rank)
+        calls = [call for call in run.calls(rank) if len(call.members) > 1]
         message = (
             "rank {rank} passes {got} numbers to an all-reduce, the activations have {size}: neither weights "
             "nor their gradients are sent, each rank computes with its parts"
@@ -149,8 +169,7 @@ def check_plan(student, t):
 @check("model", points=3, seconds=60)
 def check_model(student, t):
     "Loss and gradients of one process"
-    for world in (1, 2):
-        model_run(student, t, world)
+    model_run(student, t, 2, alone=True)
 
 
 @check("model", points=2, seconds=60)
@@ -298,10 +317,10 @@ def check_gather_scatter(student, t):
 
 
 def sequence_case(
-    student, t, world: int
+    student, t, world: int, alone: bool = False
 ) -> tuple[Run, Sequence[Sequence[Tensor]], list[Tensor], int, Sequence[Sequence[Tensor]]]:
     """An MLP behind a norm on ranks, with results that are right: the run, the gradients of each rank and of
-    one process, the bytes of x, and the tensors of each rank."""
+    one process, the bytes of x, and the tensors of each rank. With ``alone`` in groups of one rank too."""
     rows, hidden, inner = t.integer(1, 3), t.integer(3, 4), world * t.integer(1, 3)
     x, grad = (double(t, world * rows, 2, hidden) for _ in range(2))
     weights = [
@@ -315,15 +334,20 @@ def sequence_case(
         [part(tensor, dim, rank, world) for tensor, dim in zip([x, *weights], dims)] for rank in range(world)
     ]
     grads = [part(grad, 0, rank, world) for rank in range(world)]
-    run = layer_run(student, t, "sequence_mlp", parts, grads)
     out, found = norm_mlp(x, *weights, grad)
-    for rank, got in enumerate(run.results):
-        mine = t.items(got, 4, "what the layer returns")[0]
-        message = (
-            "the result on rank {rank} has the whole sequence: it is gathered, but only this rank's tokens "
-            "are needed"
-        )
-        t.that(not (type(mine) is Tensor and mine.shape == out.shape), message, rank=rank)
+
+    def not_gathered(run: Run) -> None:
+        for rank, got in enumerate(run.results):
+            mine = t.items(got, 4, "what the layer returns")[0]
+            message = (
+                "the result on rank {rank} has the whole sequence: it is gathered, but only this rank's "
+                "tokens are needed"
+            )
+            t.that(not (type(mine) is Tensor and mine.shape == out.shape), message, rank=rank)
+
+    name, names = "sequence_mlp", ("x", "the norm's weight", "gate", "up", "down")
+    other = [in_groups_of_one(t, name, [x, *weights], grad, norm_mlp, names, world)] if alone else []
+    run = layer_run(student, t, name, parts, grads, also=other, verify=not_gathered)
     right_results(t, run, [part(out, 0, rank, world) for rank in range(world)], "the result of sequence_mlp")
     wants = [[part(tensor, dim, rank, world) for tensor, dim in zip(found, dims)] for rank in range(world)]
     return run, wants, found, x.nbytes, parts
@@ -332,7 +356,7 @@ def sequence_case(
 @check("sequence", points=2, seconds=30)
 def check_sequence_mlp(student, t):
     "Norm and MLP: results and gradients of one process"
-    run, wants, _, _, _ = sequence_case(student, t, 2)
+    run, wants, _, _, _ = sequence_case(student, t, 2, alone=True)
     for got in run.results:
         found = t.items(got, 4, "what the layer returns")[1]
         t.that(found is not None, "the result requires no gradient")
@@ -421,25 +445,41 @@ def check_own_kv_heads(student, t):
             t.that(got == want, "own_kv_heads({kv}, {rank}, {world}) is {got}, expected {want}", **values)
 
 
-@check("kv", points=2, seconds=40)
-def check_shared_gradients(student, t):
-    "Copies of a head have the gradient of all its query heads"
-    world, sharing = 4, [[0, 1], [2, 3]]
-    whole, grad = attention_whole(t, world, 2)
+def sharing_inputs(
+    whole: list[Tensor], grad: Tensor, world: int, sharing: list[list[int]]
+) -> list[list[dict[str, Any]]]:
+    """What each rank gets: its part of an attention whose heads of keys two ranks share, and an attention in
+    groups of one rank, with other tensors on each."""
     inputs = []
     for rank in range(world):
         own = [
             part(tensor, dim, rank, world) for tensor, dim in zip(whole, (None, 0, None, None, 1, None, None))
         ]
         own[2], own[3] = (part(tensor, 0, rank // 2, 2) for tensor in whole[2:4])
-        inputs.append({"tensors": own, "fixed": [5, 6], "grad": grad, "groups": sharing})
-    run = student.ranks(sharing_step, inputs)
+        alone = [(1 + rank) * tensor for tensor in whole[:5]] + whole[5:]
+        groups = [[other] for other in range(world)]
+        shared = {"tensors": own, "grad": grad, "groups": [], "sharing": sharing}
+        inputs.append([shared, {"tensors": alone, "grad": grad, "groups": groups, "sharing": groups}])
+    return inputs
+
+
+@check("kv", points=2, seconds=40)
+def check_shared_gradients(student, t):
+    "Copies of a head have the gradient of all its query heads"
+    world, sharing = 4, [[0, 1], [2, 3]]
+    whole, grad = attention_whole(t, world, 2)
+    inputs = sharing_inputs(whole, grad, world, sharing)
+    run = student.ranks(sharing_step, [{"cases": own} for own in inputs])
+    each = [t.items(got, 2, "what the scenario returns") for got in run.results]
     out, found = attention(*whole, grad)
     size = len(whole[2]) // 2  # rows of one head
     of_ranks = []
-    for rank, got in enumerate(run.results):
+    for rank, (got, other) in enumerate(each):
         mine, grads = t.items(got, 2, "what the layer returns")
         t.close(mine, out, "the result on rank {rank} of {world}", rank=rank, world=world, **EXACT)
+        right = attention(*inputs[rank][1]["tensors"], grad)[0]
+        mine, what = t.items(other, 2, "what the layer returns")[0], "with groups of one rank, the result"
+        t.close(mine, right, what + " on rank {rank} of {world}", rank=rank, world=world, **EXACT)
         t.that(grads is not None, "the result on rank {rank} requires no gradient", rank=rank)
         of_ranks.append(t.items(grads, 5, "the gradients"))
     for rank, grads in enumerate(of_ranks):
