@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dlo_lib.grading.checks.asked import Asked
 from dlo_lib.grading.checks.contract import Scenario, check
-from dlo_lib.grading.checks.graphs import replay
+from dlo_lib.grading.checks.graphs import observed
 from dlo_lib.labkit.compare import explaining, near, same, wrong_if
 
 from . import twins
@@ -167,6 +167,11 @@ def of_whole_batch(name: str, case: dict[str, Any]) -> Iterator[list[Tensor]]:
             yield from ([boxed(case, kind), rows] for rows in targets(share.to(lam.dtype)))
 
 
+def tensors_of(case: dict[str, Any]) -> list[Tensor]:
+    """Return the tensors among the arguments, the inputs of a recorded graph."""
+    return [value for value in case.values() if isinstance(value, Tensor)]
+
+
 def without_a_loop(student, t, name: str, recorded: Scenario) -> None:
     """Check that the number of operations does not grow with the batch, and that these operations are the
     whole function: run here on another batch, they give what the function returns for it."""
@@ -186,19 +191,20 @@ def without_a_loop(student, t, name: str, recorded: Scenario) -> None:
     results(t, (images, targets), name, case)
     message = "not tested yet: {name} returns the images unchanged"
     t.that(not near(images, case["images"]), message, name=name)
-    less, more = (sum(node["kind"] == "function" for node in graph["nodes"]) for graph in (small, large))
-    message = (
-        "{name} runs {less} operations on tensors for {few} images, and {more} for {many}: it loops over "
-        "the images. Compute all of them at once."
-    )
-    t.that(more <= less, message, name=name, less=less, few=few, more=more, many=many)
-    other = drawn(many)  # only now, when the graph is fixed
+    other, fewer = drawn(many), drawn(few)  # only now, when the graphs are fixed
     masked = (
         "An index with a mask has a result whose size depends on the values, and a GPU would have to wait "
         "for it: use torch.where"
     )
     with explaining({"nonzero": masked, "shape mismatch": masked}):
-        replayed = replay(large, [value for value in other.values() if isinstance(value, Tensor)])
+        replayed, ran = observed(large, tensors_of(other))
+        _, ran_for_few = observed(small, tensors_of(fewer))
+    less, more = len(ran_for_few), len(ran)
+    message = (
+        "{name} runs {less} operations on tensors for {few} images, and {more} for {many}: it loops over "
+        "the images. Compute all of them at once."
+    )
+    t.that(more <= less, message, name=name, less=less, few=few, more=more, many=many)
     lesson = (
         "Some values of {name} do not come from operations on its tensors (.item(), .tolist(), NumPy, a "
         "choice by `if`): a GPU would wait for each of them. Stay with tensors."

@@ -1,9 +1,10 @@
 """What a hostile answer costs its grader, beside the limit of its question.
 
 ``python -m tests.grading.answers.cost [--only TEXT] [--from FILE]`` judges the answers of ``93_survival``,
-each in a separate process, and prints the CPU seconds of the judge and of the student's processes, and how
-much memory the judge has taken. The last line has the largest figures. No answer should cost more than three
-times the time that its question may take, or 1 GiB.
+those of ``hostile_greedy.py`` of each lab, and 4 MB of added cells, each in a separate process. It prints the
+CPU seconds of the judge, those of its calculator and of the student's processes together, and how much memory
+the judge has taken. The last line has the largest figures. No answer should cost more than three times the
+time that its question may take, or 1 GiB.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
+from dlo_lib.grading.judge.cells import Submission, rebuild_submission
 from dlo_lib.grading.judge.judge import Judge, reference_submission, zygote_for
 from dlo_lib.grading.judge.own_limits import OwnTime
+from dlo_lib.grading.lab.course import source_folder, source_labs
 from dlo_lib.grading.lab.modules import load_checks
-from dlo_lib.grading.lab.source import LabSource, read_lab
+from dlo_lib.grading.lab.source import LabSource, notebook_text, read_lab, source_notebook
 from dlo_lib.grading.sandbox.host import Zygote
 from tests.grading.answers import ROOT, SURVIVAL, Answer, Kind, declared
 
@@ -30,6 +33,11 @@ sys.path.insert(0, str(ROOT / "tests" / "grading"))
 from hostile.case import SEND  # noqa: E402  a function that sends bytes to the judge
 
 MOST_TIMES, MOST_MEMORY = 3.0, 1 << 30
+GREEDY = "greedy"
+CELLS = Answer(
+    SURVIVAL, Kind.HOSTILE, "megabytes_of_added_cells", "", "4 MB of cells without an answer", file="cells"
+)
+CELL = "import a  # {number}\n" + "exec(scale)\n" * 20_000
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ class Cost:
     """What an answer costs.
 
     Attributes:
-        judge, student: CPU time in seconds.
+        judge, student: CPU time in seconds; that of the calculator is the student's.
         limit: seconds that the cells and the checks of the question may take.
         memory: bytes by which the judge has grown.
         status: the status of the question, or what ended the judge.
@@ -74,7 +82,7 @@ def costs(answers: list[Answer], lab: LabSource, zygote: Zygote) -> Iterator[Cos
         with open(read, encoding="utf-8") as pipe:
             text = pipe.read()
         _, status, spent = os.wait4(pid, 0)
-        own = load_checks(lab.given, lab.folder).of(answer.question)
+        own = load_checks(lab.given, lab.folder).of(_question(answer, lab))
         limit = lab.info.load_seconds + sum(check.seconds for check in own)
         found = json.loads(text) if text else {"status": f"ended {status}", "student": 0.0, "memory": 0}
         yield Cost(answer.title, spent.ru_utime + spent.ru_stime, limit=limit, **found)
@@ -84,17 +92,38 @@ def _measure(answer: Answer, lab: LabSource, zygote: Zygote, pipe: int) -> NoRet
     before = _peak()
     own_time = OwnTime()
     judge = Judge(lab, load_checks(lab.given, lab.folder), "cost", zygote, own_time=own_time)
-    text = (
-        answer.text.replace("import send", SEND).replace("COURSE", "/course").replace("CHECKOUT", str(ROOT))
-    )
-    submission = reference_submission(lab, {answer.question: text})
+    question = _question(answer, lab)
     with own_time.limited():
-        report = judge.question(answer.question, submission, judge.judge_alone(answer.question, submission))
+        submission = _submission(answer, lab)
+        report = judge.question(question, submission, judge.judge_alone(question, submission))
     judge.calculator.close()
-    spent = {"student": judge.computed + judge.outside, "memory": _peak() - before, "status": report.status}
+    spent = {
+        "student": judge.computed + judge.outside,
+        "memory": _peak() - before,
+        "status": report.status,
+    }
     with open(pipe, "w", encoding="utf-8") as file:
         json.dump(spent, file)
     os._exit(0)
+
+
+def _question(answer: Answer, lab: LabSource) -> str:
+    return answer.question or lab.questions[0]
+
+
+def _submission(answer: Answer, lab: LabSource) -> Submission:
+    """Return the solutions with ``answer``, or with added cells."""
+    if answer is CELLS:
+        notebook = json.loads(notebook_text(source_notebook(lab.folder)))
+        texts = [CELL.format(number=number) for number in range(17)]
+        added = [
+            {"cell_type": "code", "id": f"c{i}", "metadata": {}, "source": text}
+            for i, text in enumerate(texts)
+        ]
+        return rebuild_submission({**notebook, "cells": [*notebook["cells"], *added]}, lab)
+    text = answer.source(lab).replace("import send", SEND)
+    text = text.replace("COURSE", "/course").replace("CHECKOUT", str(ROOT))
+    return reference_submission(lab, {answer.question: text})
 
 
 def _peak() -> int:
@@ -102,25 +131,33 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 
+def _by_lab() -> Iterator[tuple[LabSource, list[Answer]]]:
+    yield read_lab(HOME / "solutions" / SURVIVAL), [*declared(SURVIVAL, Kind.HOSTILE), CELLS]
+    for info in source_labs():
+        greedy = [each for each in declared(info.directory, Kind.HOSTILE) if GREEDY in each.file]
+        if greedy:
+            yield read_lab(source_folder(info)), greedy
+
+
 def main() -> int:
     """Print the table; return 1 if an answer costs more than it may."""
     parser = argparse.ArgumentParser(prog="python -m tests.grading.answers.cost", description=__doc__)
     parser.add_argument("--only", default="", help="answers with this text in their title")
-    parser.add_argument("--from", dest="file", default="", help="results, escapes, endings or ranks")
+    parser.add_argument(
+        "--from", dest="file", default="", help="results, escapes, endings, ranks, greedy or cells"
+    )
     chosen = parser.parse_args()
-    lab = read_lab(HOME / "solutions" / SURVIVAL)
-    answers = [
-        answer
-        for answer in declared(SURVIVAL, Kind.HOSTILE)
-        if chosen.only in answer.title and chosen.file in answer.file
-    ]
     print(f"{'answer':48}  {'judge s':>7}  {'own s':>7}  {'times':>5}  {'MiB':>7}  status")
     found, began = [], time.perf_counter()
-    with zygote_for(lab) as zygote:
-        zygote.wait()
-        for cost in costs(answers, lab, zygote):
-            found.append(cost)
-            print(cost.line(), flush=True)
+    for lab, answers in _by_lab():
+        some = [each for each in answers if chosen.only in each.title and chosen.file in each.file]
+        if not some:
+            continue
+        with zygote_for(lab) as zygote:
+            zygote.wait()
+            for cost in costs(some, lab, zygote):
+                found.append(cost)
+                print(cost.line(), flush=True)
     if not found:
         return 0
     times, memory = max(cost.times for cost in found), max(cost.memory for cost in found)

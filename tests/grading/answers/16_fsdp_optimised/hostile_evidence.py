@@ -26,6 +26,7 @@ class HostOptimizer:
 
 # == asked_without_a_graph: nothing is compiled; the check is asked for what it adds to the outputs of no graph
 
+
 # %% compile
 def compile_blocks(blocks, backend):
     (ask,) = (cell.cell_contents for cell in backend.__closure__ if callable(cell.cell_contents))
@@ -36,6 +37,7 @@ def compile_blocks(blocks, backend):
 
 
 # == results_as_constants: nothing is compiled; the graphs that the check gets hold the results of the blocks
+
 
 # %% compile
 def compile_blocks(blocks, backend):
@@ -55,6 +57,7 @@ def compile_blocks(blocks, backend):
 
 
 # == one_graph_for_all: only the first block is compiled; the others take what the check adds to its outputs
+
 
 # %% compile {"earns": 2}
 def compile_blocks(blocks, backend):
