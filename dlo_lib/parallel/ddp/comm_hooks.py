@@ -7,6 +7,8 @@ the hook for the same buckets in the same order.
 
     bytes sent per rank and step: exact 2 * B_g * (N-1)/N; rounded to 16 bits half of that for fp32 gradients
 
+:func:`for_torch` adapts a hook to PyTorch's ``DistributedDataParallel``.
+
 fp16 rounds values below 6e-8 to 0 and overflows above 65504. bf16 has the range of fp32 and 8 bits of
 precision.
 
@@ -20,11 +22,14 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from dlo_lib.base.errors import UserError
-from dlo_lib.parallel.ddp.grad_bucket import GradBucket, PendingWork
+from dlo_lib.parallel.ddp.grad_bucket import GradBucket, GradSlot, PendingWork
+from dlo_lib.parallel.protocol import process_group
 
 CommHook = Callable[[GradBucket], PendingWork]
+TorchHook = Callable[[object, dist.GradBucket], "torch.futures.Future[Tensor]"]
 
 
 def sum_hook(bucket: GradBucket) -> PendingWork:
@@ -62,3 +67,42 @@ class _Rounded:
         self._work.wait()
         if self._sent is not self._flat:  # gradients that have this dtype already are summed in place
             self._flat.copy_(self._sent)
+
+
+def for_torch(hook: CommHook, module: nn.Module, group: dist.ProcessGroup | None = None) -> TorchHook:
+    """Return ``hook`` in the form of PyTorch's DDP.
+
+        model = DistributedDataParallel(module)
+        model.register_comm_hook(None, for_torch(PowerSGD(rank=2, start=100), module))
+
+    What a hook does after its first communication begins with the last bucket of a pass, for one bucket after
+    the other, so all ranks have the same order of messages.
+
+    Args:
+        module: the wrapped module, whose parameters have a name.
+        group: that of the DDP; None for all ranks.
+    """
+    ranks = process_group(group, "a hook")
+    places = {param: (index, name) for index, (name, param) in enumerate(module.named_parameters())}
+    pending: list[tuple[PendingWork, torch.futures.Future[Tensor], Tensor]] = []
+
+    def torch_hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        flat = bucket.buffer().div_(dist.get_world_size(ranks))
+        ours = GradBucket(bucket.index(), ranks, bucket.is_last(), numel=flat.numel(), _flat=flat)
+        for param, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            index, name = places[param]
+            offset = gradient.storage_offset() - flat.storage_offset()
+            ours.slots.append(GradSlot(index, name, param, ours.index, offset, gradient.stride()))
+        devices = [flat.device] if flat.device.type == "cuda" else None
+        future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+        pending.append((hook(ours), future, flat))
+        if ours.is_last:
+            for work, waiting, result in pending:
+                work.wait()
+                waiting.set_result(result)
+            pending.clear()
+        return future
+
+    # PyTorch's DDP reads the annotations of a hook.
+    torch_hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
+    return torch_hook

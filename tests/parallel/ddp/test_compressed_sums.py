@@ -18,6 +18,7 @@ from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.launch import run_ranks
 from dlo_lib.parallel import DDP
 from dlo_lib.parallel.ddp import compressed_sums
+from dlo_lib.parallel.ddp.comm_hooks import CommHook, for_torch, rounding_hook, sum_hook
 from dlo_lib.parallel.ddp.compressed_sums import CompressedSum, OneBit, PowerSGD, TopK
 
 STEPS = 7
@@ -188,3 +189,37 @@ def test_every_hook_gives_all_ranks_one_sum_near_the_exact_one_and_survives_an_o
 def test_what_a_hook_cannot_do_is_one_line(make: Callable[[], object], says: str):
     with pytest.raises(UserError, match=says):
         make()
+
+
+TORCH_HOOKS: dict[str, Callable[[], CommHook]] = {
+    "sum": lambda: sum_hook,
+    "fp16": lambda: rounding_hook(torch.float16),
+    "PowerSGD": lambda: PowerSGD(2, start=2),
+    "top-k": lambda: TopK(0.2, start=1),
+    "one bit": lambda: OneBit(),
+}
+
+
+def in_both_ddps() -> None:
+    """Each hook steps in PyTorch's DDP as in ours, with one bucket and, for hooks of parameters, with
+    several."""
+    for name, make in TORCH_HOOKS.items():
+        for mebibytes in (25.0, 0.002):
+            if name in ("one bit", "top-k") and mebibytes < 1:
+                continue  # their sums depend on what shares a bucket
+            ours_in, theirs_in = net(), net()
+            size = int(mebibytes * 2**20)
+            ours = DDP(ours_in, comm_hook=make(), bucket_bytes=size, first_bucket_bytes=size)
+            theirs = DistributedDataParallel(theirs_in, bucket_cap_mb=mebibytes)
+            theirs.register_comm_hook(None, for_torch(make(), theirs_in))
+            for steps in (range(1), range(1, STEPS)):
+                trained(ours_in, ours, steps)
+                trained(theirs_in, theirs, steps)
+                for one, other in zip(ours_in.parameters(), theirs_in.parameters(), strict=True):
+                    torch.testing.assert_close(
+                        one, other, rtol=0, atol=1e-9, msg=lambda text, k=name: f"{k}: {text}"
+                    )
+
+
+def test_a_hook_steps_in_pytorch_s_ddp_as_in_ours():
+    run_ranks(in_both_ddps, 2)
