@@ -24,6 +24,7 @@ Optimisers:
 The learning rate:
 
 - ``schedules``: functions from the number of steps to a factor
+- ``batch_rules``: the rate for another batch
 - ``adapter``: a schedule as a PyTorch scheduler
 - ``plateau``: a rate that falls with the loss
 - ``finder``: the range test
@@ -33,6 +34,7 @@ The learning rate:
 The end of a training:
 
 - ``early_stopping``: stops when the validation loss no longer falls
+- ``averaging``: an average of the weights, EMA or SWA
 - ``snapshots``: saves a model at the end of each cycle, and predicts with all of them
 
 Number formats:

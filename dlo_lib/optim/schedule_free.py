@@ -15,6 +15,8 @@ Paper: A. Defazio et al., The Road Less Scheduled, algorithm 1 (arXiv:2405.15682
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -77,6 +79,21 @@ class ScheduleFreeAdamW(ForeachOptimizer):
     def train(self) -> None:
         """Let the parameters hold y, where gradients are taken."""
         self._hold("train")
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Let the parameters hold x in the block, and y exactly as before afterwards."""
+        params = [param for group in self.param_groups for param in group["params"]]
+        before = [param.detach().clone() for param in params]
+        modes = [group["training"] for group in self.param_groups]
+        self.eval()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(params, before)
+            for group, mode in zip(self.param_groups, modes, strict=True):
+                group["training"] = mode
 
     @torch.no_grad()
     def _hold(self, mode: str) -> None:

@@ -51,6 +51,7 @@ from dlo_lib.train.state import (
 MANIFEST = "checkpoint.json"
 OPTIMIZER = "optimizer.safetensors"
 SHARDED = "sharded"
+AVERAGE = "average"
 LATEST = "latest"
 STEP = re.compile(r"step-(\d+)")  # the name of a checkpoint
 
@@ -161,6 +162,9 @@ def save(state: TrainState, config: TrainConfig, rank: int, world_size: int, con
             elif rank == 0:
                 save_checkpoint(state.model, aside)
                 save_optimizer(aside / OPTIMIZER, state)
+                with state.averaged() as exists:
+                    if exists:
+                        save_checkpoint(state.model, aside / AVERAGE)
         with control.together(), writing(target):
             if rank == 0:
                 _write_manifest(aside, state, config, world_size)

@@ -16,6 +16,8 @@ from typing import Annotated, Any, get_type_hints
 from dlo_lib.base.errors import UserError
 from dlo_lib.kernels import Kernels
 from dlo_lib.optim import Precision
+from dlo_lib.optim.averaging import Averaging
+from dlo_lib.optim.batch_rules import BatchRule
 from dlo_lib.optim.entry import OptimizerStep
 from dlo_lib.optim.registry import OPTIMIZERS, optimizer_entry
 from dlo_lib.optim.schedules import ScheduleName
@@ -101,6 +103,12 @@ class TrainConfig:
     ] = 1
     steps: Annotated[int, Option("optimiser steps in the whole run", same_on_resume=False)] = 100
     lr: Annotated[float, Option("largest learning rate")] = 1e-3
+    lr_rule: Annotated[
+        BatchRule, Option("how lr follows the sequences of a step of all ranks", same_on_resume=False)
+    ] = BatchRule.NONE
+    lr_batch: Annotated[
+        int, Option("with --lr-rule, the sequences in a step for which --lr is right", same_on_resume=False)
+    ] = 0
     lr_schedule: Annotated[ScheduleName, Option("the learning-rate schedule after the warm-up")] = (
         ScheduleName.CONSTANT
     )
@@ -111,6 +119,11 @@ class TrainConfig:
         float, Option("weight decay, for matrices only; sgd and adam add it to the gradient")
     ] = 0.1
     clip: Annotated[float, Option("largest 2-norm of the gradient; 0 does not clip")] = 1.0
+    average: Annotated[Averaging, Option("average of the weights, in the folder of each checkpoint")] = (
+        Averaging.NONE
+    )
+    average_decay: Annotated[float, Option("of --average ema")] = 0.999
+    average_start: Annotated[int, Option("first step of --average swa; 0: after 3/4 of the run")] = 0
     precision: Annotated[Precision, Option("dtype of matrix products; fp16 scales the loss")] = Precision.FP32
     fp8: Annotated[
         bool, Option("with --precision bf16, 8-bit operands in the linear layers of blocks (H100 or later)")
@@ -164,6 +177,8 @@ class TrainConfig:
             "precision": Precision,
             "kernels": Kernels,
             "tracking": Tracking,
+            "lr_rule": BatchRule,
+            "average": Averaging,
         }
         for name, kind in kinds.items():
             object.__setattr__(self, name, named(kind, name.replace("_", "-"), getattr(self, name)))
@@ -185,6 +200,8 @@ class TrainConfig:
             "dp_shard",
             "context_inner",
             "lr_steps",
+            "lr_batch",
+            "average_start",
         ):
             self._at_least(name, 0)
         for name in ("cp", "tp", "ep"):
@@ -211,6 +228,14 @@ class TrainConfig:
                 "or use --tp 1"
             )
         self._check_seq()
+        if (self.lr_rule is BatchRule.NONE) == (self.lr_batch > 0):
+            raise UserError("lr-rule and lr-batch belong together: --lr-rule sqrt --lr-batch 32, or neither")
+        if self.lr_batch and self.batch is Auto.AUTO:
+            raise UserError("lr-rule needs a number of sequences: give --batch a number, or leave it out")
+        if not 0 <= self.average_decay < 1:
+            raise UserError(f"average-decay is {self.average_decay}: use a number below 1, such as 0.999")
+        if self.average is Averaging.SWA:  # stored, because a longer run must average the same steps
+            object.__setattr__(self, "average_start", self.average_start or self.steps * 3 // 4 + 1)
         if not 0 < self.lr < math.inf:
             raise UserError(f"lr is {self.lr}: use a number above 0, such as 1e-3")
         if (

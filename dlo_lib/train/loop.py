@@ -129,6 +129,8 @@ def _run(here: Place, prepared: Prepared, control: Control, requests: StopReques
                     f"the GPU of rank {here.rank} is full in step {state.step}: "
                     "use a smaller --batch with more --accumulation, or --checkpointing"
                 ) from error
+            if state.average is not None:
+                state.average.after_step(state.step)
             tokens += result.tokens
             loss = result.loss
             try:

@@ -20,7 +20,9 @@ from dlo_lib.launch import Place
 from dlo_lib.models import Llama, model_config
 from dlo_lib.models.checkpoint import load_checkpoint, read_config
 from dlo_lib.optim import Precision
-from dlo_lib.optim.entry import OptimizerStep
+from dlo_lib.optim.averaging import Averaging, WeightAverage
+from dlo_lib.optim.batch_rules import BatchRule
+from dlo_lib.optim.entry import OptimizerStep, TrainingForm
 from dlo_lib.optim.registry import optimizer_entry
 from dlo_lib.parallel.fsdp.deferred_init import deferred_init
 from dlo_lib.parallel.grad_scaler import ShardedGradScaler
@@ -36,6 +38,8 @@ from dlo_lib.train.disk import writing
 from dlo_lib.train.fp8 import require_fp8, use_fp8
 from dlo_lib.train.metrics import METRICS_FILE
 from dlo_lib.train.state import TrainState, seed_everything
+
+_WHOLE = {TrainingForm.ALONE, TrainingForm.DDP}
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,10 @@ class Prepared:
         if mesh is not None and (not plan.pipelined or mesh.size(*TOKENS) > 1):
             learns_with = mesh.group_along(*TOKENS)
         optimizer = _optimizer(config, spread, plan, mesh)
+        average = None
+        if config.average is not Averaging.NONE:
+            start = max(1, config.average_start)
+            average = WeightAverage(optimizer, config.average, config.average_decay, start)
         return TrainState(
             self.model,
             spread,
@@ -89,6 +97,7 @@ class Prepared:
             learns_with,
             plan.saves_in_parts and mesh is not None,
             compiled=compiled,
+            average=average,
         )
 
 
@@ -102,6 +111,11 @@ def prepare(config: TrainConfig, place: Place) -> Prepared:
     if why := optimizer_entry(config.optimizer).wrong_under(forms_of(plan if config.is_parallel else None)):
         raise UserError(f"{config.optimizer} {why}: use --parallel none, or --optimizer adamw")
     config.tracking.require()
+    config = _with_rate(config, plan)
+    if config.average is not Averaging.NONE and forms_of(plan if config.is_parallel else None) - _WHOLE:
+        raise UserError(
+            "average needs the whole model on rank 0: use --parallel none or ddp, or leave --average out"
+        )
     mesh = ParallelMesh(plan.degrees) if config.is_parallel else None
     checkpoint = newest(config.out) if config.resume else None
     if checkpoint is not None:
@@ -139,6 +153,19 @@ def prepare(config: TrainConfig, place: Place) -> Prepared:
     return Prepared(config, model, values, sampler, dataset, checkpoint, plan, mesh)
 
 
+def _with_rate(config: TrainConfig, plan: ParallelPlan) -> TrainConfig:
+    """Return the configuration with the learning rate for its sequences in a step of all ranks."""
+    if config.lr_rule is BatchRule.NONE:
+        return config
+    lr = config.lr_rule.scaled(config.lr, _sequences(config, plan), config.lr_batch)
+    return replace(config, lr=lr, lr_rule=BatchRule.NONE, lr_batch=0)
+
+
+def _sequences(config: TrainConfig, plan: ParallelPlan) -> int:
+    """Return the sequences in a step of all ranks."""
+    return config.sequences * config.accumulation * plan.dp_replicate * plan.dp_shard
+
+
 def open_out(config: TrainConfig, resumed: bool) -> None:
     """Create the folder of the run; only one rank calls it.
 
@@ -171,7 +198,7 @@ def _require_same(checkpoint: Checkpoint, config: TrainConfig, plan: ParallelPla
         UserError: it would be another run.
     """
     cure = f"start anew from its weights with --model {checkpoint.folder} and another --out"
-    sequences = config.sequences * config.accumulation * plan.dp_replicate * plan.dp_shard
+    sequences = _sequences(config, plan)
     same_sequences = checkpoint.sequences == sequences
     if differences := config.differences(checkpoint.config, same_sequences):
         raise UserError(

@@ -7,8 +7,10 @@ GPU of this rank). With all of these, a run resumes bit for bit."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from torch import Tensor, nn
 from dlo_lib.base.files import full_disk_as_os_error
 from dlo_lib.data import RankSampler
 from dlo_lib.models import Llama
+from dlo_lib.optim.averaging import WeightAverage
+from dlo_lib.optim.schedule_free import ScheduleFreeAdamW
 from dlo_lib.parallel.protocol import ParallelModel
 from dlo_lib.train.compiled import Compiled
 
@@ -39,6 +43,7 @@ class TrainState:
         saves_in_parts: whether every rank writes its shards to a checkpoint.
         tokens: the number of valid tokens so far on all ranks.
         compiled: what this rank compiles; None without ``--compile``.
+        average: of the weights; None without ``--average``.
     """
 
     model: Llama
@@ -52,6 +57,19 @@ class TrainState:
     step: int = 0
     tokens: int = 0
     compiled: Compiled | None = None
+    average: WeightAverage | None = None
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[bool]:
+        """Let the model hold the average of its weights in the block, if there is one, and yield whether
+        there is. The weights of a schedule-free optimiser have one too."""
+        source: WeightAverage | ScheduleFreeAdamW | None = None
+        if self.average is not None and self.average.begun:
+            source = self.average
+        elif isinstance(self.optimizer, ScheduleFreeAdamW):
+            source = self.optimizer
+        with contextlib.nullcontext() if source is None else source.swapped():
+            yield source is not None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.launch import run_ranks
+from dlo_lib.models.checkpoint import load_checkpoint
 from dlo_lib.optim.entry import (
     STEP_COUNT,
     OptimizerEntry,
@@ -228,3 +229,45 @@ def test_the_help_lists_the_optimizers(capsys):
     shown = "".join(capsys.readouterr().out.split())
     assert "|".join(OPTIMIZERS) in shown
     assert "auto|fused|foreach|for-loop" in shown
+
+
+@pytest.mark.parametrize(
+    "options", [{"average": "ema"}, {"average": "swa", "average_start": 2}, {"optimizer": "schedule-free"}]
+)
+def test_a_checkpoint_has_the_average_of_the_weights_and_resumes_bit_for_bit(small_run, options):
+    whole, _, resumed = trained([*in_steps(small_run("whole", steps=4, **options))])
+    assert_same_state(resumed, whole)
+    folders = [result.checkpoint / "average" for result in (whole, resumed)]
+    average, again = (load_checkpoint(folder, dtype=torch.float32).state_dict() for folder in folders)
+    last = load_checkpoint(whole.checkpoint, dtype=torch.float32).state_dict()
+    assert all(torch.equal(average[name], again[name]) for name in average)
+    assert any(not torch.equal(average[name], last[name]) for name in average)
+
+
+def test_the_learning_rate_follows_the_batch(small_run):
+    config = small_run(lr=0.01, batch=4, accumulation=2, lr_rule="sqrt", lr_batch=2, warmup=0, steps=2)
+    result = train(config)
+    assert [line["lr"] for line in numbers(config.out)] == pytest.approx([0.02, 0.02])
+    assert json.loads((config.out / "config.json").read_text())["lr"] == pytest.approx(0.02)
+    resumed = train(replace(config, resume=True, steps=3))
+    assert (result.step, resumed.step) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"lr_rule": "linear"}, "belong together: --lr-rule sqrt --lr-batch 32"),
+        ({"lr_batch": 8}, "belong together"),
+        ({"lr_rule": "linear", "lr_batch": 8, "batch": "auto"}, "give --batch a number"),
+        ({"lr_rule": "cube"}, 'unknown lr-rule "cube"'),
+        ({"average_decay": 1.0}, "average-decay is 1.0"),
+    ],
+)
+def test_wrong_batch_rules_and_averages_are_refused(options: dict[str, Any], says: str):
+    with pytest.raises(UserError, match=says):
+        TrainConfig(**options)
+
+
+def test_an_average_of_parts_is_refused(small_run):
+    with pytest.raises(UserError, match="use --parallel none or ddp"):
+        train(small_run(average="ema", parallel="fsdp"))

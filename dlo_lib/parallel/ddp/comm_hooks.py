@@ -83,17 +83,19 @@ def for_torch(hook: CommHook, module: nn.Module, group: dist.ProcessGroup | None
         group: that of the DDP; None for all ranks.
     """
     ranks = process_group(group, "a hook")
-    places = {param: (index, name) for index, (name, param) in enumerate(module.named_parameters())}
+    places: dict[Tensor, tuple[int, nn.Parameter, str]] = {
+        param: (index, param, name) for index, (name, param) in enumerate(module.named_parameters())
+    }
     pending: list[tuple[PendingWork, torch.futures.Future[Tensor], Tensor]] = []
 
     def torch_hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         flat = bucket.buffer().div_(dist.get_world_size(ranks))
         ours = GradBucket(bucket.index(), ranks, bucket.is_last(), numel=flat.numel(), _flat=flat)
-        for param, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            index, name = places[param]
-            offset = gradient.storage_offset() - flat.storage_offset()
+        for held, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            index, param, name = places[held]
+            offset = int(gradient.storage_offset() - flat.storage_offset())
             ours.slots.append(GradSlot(index, name, param, ours.index, offset, gradient.stride()))
-        devices = [flat.device] if flat.device.type == "cuda" else None
+        devices: list[int | str | torch.device] | None = [flat.device] if flat.is_cuda else None
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
         pending.append((hook(ours), future, flat))
         if ours.is_last:
