@@ -9,6 +9,7 @@ Checks:
 - ``messages``: who sends to whom, in how many rounds
 - ``order``: the order of what happened in a run
 - ``memory``: what a rank holds at a mark
+- ``race``: a training of a declared model, which the check makes itself
 
 Cells and figures:
 
@@ -24,8 +25,8 @@ Cells and figures:
 - ``at_scale``: the request for a cluster
 - ``stored_results``: results that were measured elsewhere
 
-A student's copy has this room; it holds no answer of any lab. Imports ``grading``, ``cluster``, ``comm``
-and ``profiling``.
+A student's copy has this room; it holds no answer of any lab. Imports ``grading``, ``cluster``, ``comm``,
+``profiling`` and ``data``.
 """
 
 from dlo_lib.base.errors import UserError

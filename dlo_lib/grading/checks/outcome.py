@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dlo_lib.base.text import tr
@@ -49,6 +49,7 @@ class Outcome:
         words: the author's part of ``message``, without values.
         brief: ``words``, and what is known without the student's process, such as the student's own line.
         solutions: the course's solutions of other steps ran in the student's process, which could tell them.
+        measured: JSON values that the check itself measured (``t.measure``).
     """
 
     check: Check
@@ -58,6 +59,7 @@ class Outcome:
     milliseconds: float = 0.0
     brief: str = ""
     solutions: bool = False
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -82,7 +84,8 @@ def run_check(check: Check, student: Student, seed: int) -> Outcome:
     began = time.perf_counter()
     status, message, words, *brief = _verdict(check, student, trial)
     milliseconds = (time.perf_counter() - began) * 1000
-    return Outcome(check, status, message, words, milliseconds, brief[0] if brief else words)
+    shown = brief[0] if brief else words
+    return Outcome(check, status, message, words, milliseconds, shown, measured=trial.measured)
 
 
 def _verdict(

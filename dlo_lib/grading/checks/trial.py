@@ -30,6 +30,8 @@ class Trial:
         self.compared = 0
         self.explanation = ""
         """What the student reads when the check passes."""
+        self.measured: dict[str, Any] = {}
+        """JSON values that the report keeps, of :meth:`measure`."""
         self._generator = torch.Generator().manual_seed(seed)
 
     # -- inputs
@@ -96,6 +98,17 @@ class Trial:
     def explain(self, words: str) -> None:
         """Show ``words`` beside the check when it passes, such as the reason of a right answer."""
         self.explanation = words
+
+    def measure(self, **values: Any) -> None:
+        """Keep JSON values that the check itself has measured in the report, whether it passes or not.
+
+        A leaderboard reads them. They are no points: compare them with ``that`` besides.
+
+        Raises:
+            ClaimScored: a value is only what the student's process says.
+        """
+        refuse_claims(*values.values())
+        self.measured.update(values)
 
     def that(self, truth: bool, message: str, /, **values: object) -> None:
         """Check that ``truth`` is True; otherwise the student reads ``message`` with ``values`` filled in.

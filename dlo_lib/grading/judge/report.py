@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dlo_lib.grading.checks.status import Status
@@ -28,6 +29,7 @@ class CheckReport:
         message: for instructors.
         published: for the student.
         early: for the student while others may still submit, because it names no input of the check.
+        measured: JSON values that the check itself measured, for a leaderboard.
     """
 
     name: str
@@ -39,6 +41,7 @@ class CheckReport:
     published: str
     hidden: bool
     early: str = ""
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ def check_report(outcome: Outcome, hidden: bool, withdrawn: bool = False) -> Che
         published=shown,
         hidden=hidden,
         early=outcome.words if hidden else outcome.brief or outcome.words,
+        measured=outcome.measured,
     )
 
 

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from dlo_lib.grading.checks.contract import Check, Trial, Wrong, check, scenario
+from dlo_lib.grading.checks.claimed import ClaimScored
+from dlo_lib.grading.checks.contract import Check, Trial, Wrong, check, claimed, scenario
 from dlo_lib.grading.checks.outcome import Ended, Outcome, Status, run_check, seed_for
+from dlo_lib.grading.judge.report import check_report
 
 elsewhere = 3
 
@@ -53,6 +55,23 @@ def test_cases_are_drawn_until_one_tells() -> None:
     assert t.integer(1, 10**6) == again.integer(1, 10**6)
     with pytest.raises(RuntimeError, match="none of 1000 drawn cases is accepted"):
         t.draw_until(lambda: t.integer(1, 6), lambda number: number == 7)
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_what_a_check_measures_is_kept_whether_it_passes_or_not(passes: bool) -> None:
+    @check("race", points=1)
+    def check_scores(student: Any, t: Trial) -> None:
+        t.measure(scores=[0.5, 0.7], steps=3)
+        t.that(passes, "too low")
+
+    outcome = run_check(check_scores, SimpleNamespace(), 0)
+    assert outcome.passed is passes
+    assert check_report(outcome, hidden=False).measured == {"scores": [0.5, 0.7], "steps": 3}
+
+
+def test_a_claim_is_not_measured() -> None:
+    with pytest.raises(ClaimScored):
+        Trial(0).measure(scores=[claimed(0.9)])
 
 
 def test_the_same_numbers_in_every_dtype() -> None:
