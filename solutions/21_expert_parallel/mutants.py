@@ -68,6 +68,12 @@ MUTANTS = [
         also=("check_only_own_rows",),
     ),
     Mutant(
+        "There are four experts, whatever the weights say",
+        "check_experts",
+        says="the result of run_experts has shape",
+        replace={"for each in zip(parts, first, second)": "for each in zip(parts[:4], first, second)"},
+    ),
+    Mutant(
         "Each row is multiplied alone",
         "check_only_own_rows",
         says="an expert multiplies all its rows at once",

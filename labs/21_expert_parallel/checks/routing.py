@@ -35,9 +35,22 @@ def double(t, *shape: int) -> Tensor:
 # -- route
 
 
+def unsorted_case(
+    t, tokens: int, hidden: int, size: int, k: int, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Tokens and a router for which the experts of a token, from the largest probability on, are not in the
+    order of their numbers."""
+
+    def tells(case: tuple[Tensor, Tensor]) -> bool:
+        experts = chosen(*case, k, bias)[0]
+        return k == 1 or not torch.equal(experts, experts.sort(1).values)
+
+    return t.draw_until(lambda: (double(t, tokens, hidden), double(t, size, hidden)), tells)
+
+
 def route_case(student, t, k: int, bias: Tensor | None = None, size: int = 6) -> None:
     """Experts, weights and probabilities of random tokens are right."""
-    x, router = double(t, t.integer(5, 8), 4), double(t, size, 4)
+    x, router = unsorted_case(t, t.integer(5, 8), 4, size, k, bias)
     experts, weights, probabilities = t.items(student.route(x, router, k, bias), 3, "what route returns")
     want, right, all_of_them = chosen(x, router, k, bias)
     logits = x @ router.T
@@ -88,13 +101,14 @@ def check_route(student, t):
 @check("route", points=1)
 def check_bias(student, t):
     "The bias decides the choice, and is not in the weights"
-    route_case(student, t, 2, bias=0.3 * double(t, 6))
+    size = t.integer(6, 8)
+    route_case(student, t, 2, bias=0.3 * double(t, size), size=size)
 
 
 @check("route", points=1, seconds=20)
 def check_router_learns(student, t):
     "The router has a gradient through the weights"
-    x, router, grad = double(t, 5, 3), double(t, 4, 3), double(t, 5, 2)
+    (x, router), grad = unsorted_case(t, 5, 3, 4, 2), double(t, 5, 2)
     (got,) = student.ranks(learns, [{"x": x, "weight": router, "k": 2, "grad": grad}]).results
     t.that(
         got is not None,
@@ -148,9 +162,10 @@ def check_order(student, t):
 # -- experts
 
 
-def sorted_rows(t, counts: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def sorted_rows(
+    t, counts: list[int], hidden: int, inner: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Rows, counts and weights of experts, and the right results."""
-    hidden, inner = 3, 4
     rows = double(t, sum(counts), hidden)
     first, second = double(t, len(counts), hidden, inner), double(t, len(counts), inner, hidden)
     owner = [one for one, count in enumerate(counts) for _ in range(count)]
@@ -163,7 +178,8 @@ def sorted_rows(t, counts: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor, T
 @check("experts", points=2)
 def check_experts(student, t):
     "Each expert computes its rows"
-    rows, counts, first, second, want = sorted_rows(t, [t.integer(1, 3), 0, t.integer(1, 3), t.integer(2, 4)])
+    sizes = [t.integer(1, 3), 0, t.integer(1, 3), *(t.integer(2, 4) for _ in range(t.integer(2, 3)))]
+    rows, counts, first, second, want = sorted_rows(t, sizes, t.integer(2, 4), t.integer(3, 5))
     got = student.run_experts(rows, counts, first, second)
     # Without the expert that has no rows, the next ones would get the weights of others.
     own = counts[counts > 0].tolist()
@@ -183,14 +199,15 @@ PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "_grouped_mm"}
 def check_only_own_rows(student, t):
     "An expert computes only its rows, in one product"
     sizes = [t.integer(2, 6), 0, t.integer(4, 7), t.integer(3, 6)]
-    rows, counts, first, second, want = sorted_rows(t, sizes)
+    hidden, inner = t.integer(2, 3), t.integer(4, 5)
+    rows, counts, first, second, want = sorted_rows(t, sizes, hidden, inner)
     inputs = {"rows": rows, "counts": counts, "first": first, "second": second}
     found = student.run(computed, **inputs)
     t.that(found is not None, "not tested yet: run_experts returns no tensor, see the first check")
     graph, got = t.items(found, 2, "what the scenario returns")
     t.close(got, want, "the result of run_experts", **EXACT)
     # The recorded operations run again here, on numbers that the answer has not seen.
-    rows, counts, first, second, want = sorted_rows(t, sizes)
+    rows, counts, first, second, want = sorted_rows(t, sizes, hidden, inner)
     first[1] = second[1] = torch.nan
     outputs, operations = observed(graph, [rows, first, second])
     again = t.tensor(outputs[0] if outputs else None, "the result of run_experts", shape=want.shape)
