@@ -15,12 +15,12 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from dlo_lib.grading.sandbox import lockdown, seccomp
@@ -65,7 +65,7 @@ def start_confined(request: WorkerRequest, channel: int, status: int, workspace:
         lockdown.map_ids(workspace["user"], workspace["group"])
         os.setsid()
         lockdown.mount_worker_files(request.limits, workspace["keep"])
-        _copy_files(workspace["files"], request.folder)
+        _write_files(workspace["files"], request.folder)
         line = socket.socket(fileno=status)
         myself = os.pidfd_open(os.getpid())
         _prepare(request)
@@ -86,7 +86,7 @@ def start_plain(request: WorkerRequest, channel: int, status: int, workspace: di
     with _reporting_errors(status):
         os.setsid()
         lockdown.prctl(lockdown.PR_SET_CHILD_SUBREAPER, 1)
-        _copy_files(workspace["files"], request.folder)
+        _write_files(workspace["files"], request.folder)
         line = socket.socket(fileno=status)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         pid = os.fork()
@@ -161,9 +161,23 @@ def _serve(channel: int) -> NoReturn:
         os._exit(0)
 
 
-def _copy_files(files: str, folder: str) -> None:
-    if os.path.isdir(files):
-        shutil.copytree(files, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
+def read_files(folder: str) -> dict[str, bytes]:
+    """Return path → content of the files in ``folder``. The zygote reads them, so that no worker does."""
+    return {
+        os.path.relpath(os.path.join(place, name), folder): Path(place, name).read_bytes()
+        for place, _, names in os.walk(folder)
+        for name in names
+    }
+
+
+def _write_files(files: Mapping[str, bytes], folder: str) -> None:
+    for name, content in files.items():
+        path = os.path.join(folder, name)
+        if os.path.dirname(name):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        with open(descriptor, "wb", buffering=0) as file:
+            file.write(content)
 
 
 def _kill_descendants() -> None:

@@ -51,7 +51,8 @@ def serve(descriptor: int, settings: dict[str, Any]) -> NoReturn:
     confined = settings["confined"]
     fork = lockdown.fork_into_namespaces if confined else os.fork
     start_worker = start.start_confined if confined else start.start_plain
-    settings["workspace"] |= {"user": os.getuid(), "group": os.getgid()}
+    files = start.read_files(settings["workspace"]["files"])
+    settings["workspace"] |= {"user": os.getuid(), "group": os.getgid(), "files": files}
     workers = _Workers()
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
