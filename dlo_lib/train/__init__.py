@@ -4,6 +4,8 @@
 The training:
 
 - ``config``: what defines a run
+- ``option``: what an option has beside its value
+- ``config_checks``: which values are refused
 - ``config_file``: its options from a TOML file
 - ``prepare``: builds data, model and optimiser
 - ``loop``: reads, steps, reports and saves

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import json
-import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -21,29 +20,13 @@ from dlo_lib.optim.batch_rules import BatchRule
 from dlo_lib.optim.entry import OptimizerStep
 from dlo_lib.optim.registry import OPTIMIZERS, optimizer_entry
 from dlo_lib.optim.schedules import ScheduleName
-from dlo_lib.parallel.context import ContextKind, SequencePlacement
+from dlo_lib.parallel.context import ContextKind
 from dlo_lib.parallel.pipeline.table import ScheduleKind
 from dlo_lib.parallel.plan import ParallelPlan, ShortForm
 from dlo_lib.profiling.settings import named, require_step, zero_split
+from dlo_lib.train.config_checks import check_combinations, check_sizes
+from dlo_lib.train.option import Auto, Option
 from dlo_lib.train.tracking import Tracking
-
-
-@dataclass(frozen=True)
-class Option:
-    """The metadata of a field: its help, whether a resumed run must have the same value, a second option
-    name, and the possible values if the type does not give them.
-    """
-
-    help: str
-    same_on_resume: bool = True
-    also: str | None = None
-    choices: tuple[str, ...] = ()
-
-
-class Auto(enum.Enum):
-    """The value of an option that the run finds itself."""
-
-    AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -185,67 +168,19 @@ class TrainConfig:
         object.__setattr__(self, "out", Path(self.out))
         if self.batch == Auto.AUTO.value:
             object.__setattr__(self, "batch", Auto.AUTO)
-        for name in ("seq", "batch", "accumulation", "steps", "keep", "log_every"):
-            if getattr(self, name) is not Auto.AUTO:
-                self._at_least(name, 1)
-        for name in (
-            "warmup",
-            "weight_decay",
-            "clip",
-            "checkpoint_every",
-            "checkpoint_minutes",
-            "seed",
-            "pp",
-            "dp_replicate",
-            "dp_shard",
-            "context_inner",
-            "lr_steps",
-            "lr_batch",
-            "average_start",
-        ):
-            self._at_least(name, 0)
-        for name in ("cp", "tp", "ep"):
-            self._at_least(name, 1)
-        self._check_optimizer()
-        if self.sequence_parallel and self.tp == 1:
-            raise UserError("sequence-parallel needs tp 2 or more: use --tp 2, or leave it out")
-        if self.async_tp and not self.sequence_parallel:
-            raise UserError("async-tp needs sequence-parallel: add --sequence-parallel, or leave it out")
-        if self.fp8 and self.precision is not Precision.BF16:
-            raise UserError(
-                "fp8 leaves the other operations in bf16: add --precision bf16, or leave --fp8 out"
-            )
-        if self.fp8 and self.tp > 1:
-            raise UserError("fp8 with tp is not in the library yet: leave --fp8 out, or use --tp 1")
-        if self.fp8 and isinstance(self.batch, int) and self.batch * self.seq // self.cp % 16:
-            raise UserError(
-                f"fp8 needs a multiple of 16 tokens on a rank, batch x seq is {self.batch} x {self.seq}: "
-                "use another --seq"
-            )
-        if self.compile and self.tp > 1:
-            raise UserError(
-                "compile cannot trace the communication inside the linear layers of tp: leave --compile out, "
-                "or use --tp 1"
-            )
-        self._check_seq()
-        if (self.lr_rule is BatchRule.NONE) == (self.lr_batch > 0):
-            raise UserError("lr-rule and lr-batch belong together: --lr-rule sqrt --lr-batch 32, or neither")
-        if self.lr_batch and self.batch is Auto.AUTO:
-            raise UserError("lr-rule needs a number of sequences: give --batch a number, or leave it out")
-        if not 0 <= self.average_decay < 1:
-            raise UserError(f"average-decay is {self.average_decay}: use a number below 1, such as 0.999")
+        check_sizes(self)
+        self._choose_step()
+        check_combinations(self)
         if self.average is Averaging.SWA:  # stored, because a longer run must average the same steps
             object.__setattr__(self, "average_start", self.average_start or self.steps * 3 // 4 + 1)
-        if not 0 < self.lr < math.inf:
-            raise UserError(f"lr is {self.lr}: use a number above 0, such as 1e-3")
         if (
             self.lr_schedule is not ScheduleName.CONSTANT
         ):  # stored, because a longer run must not change its first steps
             object.__setattr__(self, "lr_steps", self.lr_steps or self.steps)
         self.learning_rate(1)
 
-    def _check_optimizer(self) -> None:
-        """Choose the implementation of the optimiser, and refuse what it cannot do."""
+    def _choose_step(self) -> None:
+        """Choose the implementation of the optimiser."""
         entry = optimizer_entry(self.optimizer)
         step = (
             entry.default_step if self.optimizer_step in (Auto.AUTO, Auto.AUTO.value) else self.optimizer_step
@@ -254,37 +189,6 @@ class TrainConfig:
         object.__setattr__(self, "optimizer_step", named(OptimizerStep, "optimizer-step", step))
         assert isinstance(self.optimizer_step, OptimizerStep)
         require_step(self.optimizer, entry, self.optimizer_step)
-        if not entry.in_backward:
-            return
-        for cure, wrong in {
-            "--clip 0": self.clip,
-            "--accumulation 1": self.accumulation > 1,
-            "--precision bf16 or fp32": self.precision is Precision.FP16,
-        }.items():
-            if wrong:
-                raise UserError(
-                    f"{self.optimizer} frees each gradient in the backward of a micro-batch: add {cure}, or "
-                    "use --optimizer adamw"
-                )
-
-    def _at_least(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if not least <= value < math.inf:
-            raise UserError(f"{name.replace('_', '-')} is {value}: use at least {least}")
-
-    def _check_seq(self) -> None:
-        """Refuse a length of sequences that the ranks of ``cp``, and of ``tp`` with sequence parallelism,
-        cannot divide."""
-        layout = self.context_kind.layout(self.cp, SequencePlacement.ZIGZAG, self.context_inner or None)
-        parts = {f"cp {self.cp}": layout.multiple} if self.cp > 1 else {}
-        if self.sequence_parallel:
-            parts[f"tp {self.tp} with sequence-parallel"] = self.cp * self.tp
-        multiple = math.lcm(*parts.values())
-        if self.seq % multiple:
-            raise UserError(
-                f"seq {self.seq} cannot be divided over {' and '.join(parts)}: "
-                f"use --seq {-(-self.seq // multiple) * multiple}"
-            )
 
     @property
     def is_parallel(self) -> bool:
