@@ -13,9 +13,12 @@ from pathlib import Path
 import pytest
 
 from dlo_lib.cli import main
+from dlo_lib.grading.classroom.gradebook.export import REPORTS
 from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
 from dlo_lib.grading.classroom.publish.publication import publish
 from dlo_lib.grading.judge.environment import environment
+from dlo_lib.grading.judge.report import GRADED, CheckReport, QuestionReport, Report
+from dlo_lib.grading.judge.report_store import StoredReport, report_file
 from dlo_lib.grading.lab.course import find_lab, source_labs
 from dlo_lib.grading.lab.release import release_lab
 from tests.cli.in_process import Dlo, commands
@@ -81,7 +84,7 @@ def handed_in(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
-ON_A_LAB = ("release", "collect", "feedback", "export", "similar")
+ON_A_LAB = ("release", "collect", "feedback", "export", "similar", "leaderboard")
 
 
 @pytest.mark.parametrize("command", ON_A_LAB)
@@ -96,7 +99,7 @@ def test_an_unknown_lab_is_refused_with_the_nearest_name(empty: Path, dlo: Dlo, 
     assert 'unknown lab "smal": did you mean small?' in dlo(command, "smal").refusal
 
 
-@pytest.mark.parametrize("command", ["collect", "feedback", "export", "similar"])
+@pytest.mark.parametrize("command", ["collect", "feedback", "export", "similar", "leaderboard"])
 def test_a_lab_that_was_never_released_is_refused(empty: Path, dlo: Dlo, command: str) -> None:
     assert "91_small is not in the gradebook" in dlo(command, "91").refusal
 
@@ -185,6 +188,34 @@ def test_feedback_before_grading_is_refused(course: Path, dlo: Dlo, users: Path)
 def test_no_similar_submissions_are_reported(course: Path, dlo: Dlo) -> None:
     assert "no two submissions share more than the exercise explains" in dlo("similar", "91").out
     assert json.loads(dlo("similar", "91", "--json").out) == []
+
+
+def test_the_leaderboard_shows_what_the_judge_measured_without_names(
+    course: Path, dlo: Dlo, users: Path, handed_in: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(handed_in / "ada", handed_in / "chloe")
+    dlo("roster", "import", users)
+    dlo("collect", "91", "--from", handed_in)
+    said = dlo("leaderboard", "91").out
+    assert said.count("it is not graded") == 2
+    run = {"commit": "a" * 40, "seed": 0, "config": {"batch": 16}, "data": "0" * 64}
+    measured = {"ada": {"scores": [0.8, 0.9], "run": run}, "chloe": {"scores": [0.9, 0.9], "run": {}}}
+    for student, values in measured.items():
+        check = CheckReport("check_race", "race", 1.0, 1.0, "PASSED", "", "", False, measured=values)
+        question = QuestionReport("race", 1.0, 1.0, GRADED, (check,))
+        report = StoredReport("key", Report("91_small", GRADED, {"race": question}), True, {})
+        report.save(report_file(course / "grades" / "91_small" / REPORTS, student))
+    said = dlo("leaderboard", "91").out
+    assert "0.8500" in said
+    assert "the run has no commit, seed, configuration, data hash" in said
+    page = (course / "grades" / "91_small" / "leaderboard.html").read_text(encoding="utf-8")
+    assert "0.8500" in page
+    for name in ("ada", "chloe"):
+        assert name not in said
+        assert name not in page
+    out = tmp_path / "named.html"
+    assert "ada" in dlo("leaderboard", "91", "--names", "--out", out).out
+    assert ">ada<" in out.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("standing", [True, False], ids=["in the course", "with --course"])

@@ -16,10 +16,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nbgrader.apps.api import NbGraderAPI
 
@@ -103,7 +102,7 @@ def read_entry(name: str, report: Report) -> Entry | None:
     """Return what a report measured; None if no check of it did."""
     for question in report.questions.values():
         for check in question.checks:
-            measured: Mapping[str, Any] = getattr(check, "measured", {})
+            measured = check.measured
             scores = tuple(float(score) for score in measured.get("scores", ()))
             if scores and all(map(math.isfinite, scores)):
                 return Entry(name, scores, measured.get("flops"), Provenance.read(measured.get("run")))
