@@ -1,6 +1,8 @@
 """The collector is as before after imports without it."""
 
 import gc
+import subprocess
+import sys
 
 import pytest
 
@@ -22,6 +24,35 @@ def test_a_collector_that_was_off_stays_off():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_was_created_inside_is_old_and_can_still_be_collected():
+    code = """if True:
+        import gc, weakref
+        from dlo_lib.base.garbage import without_collector
+
+        class Node:
+            def __init__(self):
+                self.itself = self
+
+        gc.collect()
+        with without_collector():
+            node = weakref.ref(Node())
+            kept = [[] for _ in range(100_000)]
+        assert gc.get_count()[0] < 1000, gc.get_count()
+        gc.collect(0)
+        assert node() is not None, "the young were looked at"
+        gc.collect()
+        assert node() is None
+        gc.freeze()
+        with without_collector():
+            node = weakref.ref(Node())
+        assert not any(thing is kept for thing in gc.get_objects()), "what is frozen stays so"
+        gc.collect()
+        assert node() is None
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_collector_that_looks_rarely_still_collects():
