@@ -35,7 +35,7 @@ def update(gradients, states, step, steps, rate):
 
 # == patched_counter: the counter of operations and the number of steps are replaced
 
-# %% race {"earns": 1}
+# %% race {"earns": 0}
 race.steps_of = lambda entry, budget=0: 10**6
 race.counted = lambda layers, size=16: {"forward": 1, "backward": 1}
 race.BUDGET, race.MOST_STEPS = 1e15, 10**6
@@ -71,7 +71,7 @@ class Lazy(torch.Tensor):
         return torch.zeros(len(self), dtype=torch.long)
 
 
-ENTRY = {"layers": [("conv", 12, 5, 2), ("norm",), ("relu",)], "batch": 64, "rate": 0.2, "commit": "0123456"}
+ENTRY = {"layers": [("conv", 12, 5, 2), ("norm",), ("relu",)], "batch": 64, "rate": 1e-6, "commit": "0123456"}
 
 
 def augment(images, seed):
