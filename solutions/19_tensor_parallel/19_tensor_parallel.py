@@ -902,7 +902,7 @@ lab.check("dropout")
 # and MLP once, which makes one all-reduce of several (your exercise 4). `loss_parallel` is your exercise 7. It passes the checks of exercise 8.
 
 # %% id="check_standard" tags=["demo", "read"]
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -927,7 +927,10 @@ def with_parallelize_module(model: Llama, group=None):
     plan |= {f"layers.*.mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")}
     rowwise = ("self_attn.o_proj", "mlp.down_proj")
     plan |= {f"layers.*.{name}": RowwiseParallel() for name in rowwise}
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    if group is None:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    else:
+        mesh = DeviceMesh.from_group(group, "cpu")
     # None: each rank cuts its own weights, and sends them to no other rank
     parallelize_module(model, mesh, plan, src_data_rank=None)
 
