@@ -1,4 +1,5 @@
-"""Import numpy without the threads of OpenBLAS: a process that forks must have one thread."""
+"""One thread: for the import of numpy, because a process that forks must have one thread, and for torch where
+matrices are small."""
 
 from __future__ import annotations
 
@@ -24,3 +25,17 @@ def import_without_threads() -> Iterator[None]:
             del os.environ[ONE_THREAD]
         else:
             os.environ[ONE_THREAD] = before
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Inside, torch computes with one thread. With small matrices, several threads took 30 times as long on a
+    busy machine, and they do not survive a fork."""
+    import torch  # here, because this module is imported before numpy
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -17,14 +17,13 @@ new point. N is small in a search."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dlo_lib.base.errors import UserError
+from dlo_lib.base.one_thread import one_torch_thread
 
 _JITTER = 1e-9  # times the variance, added to the diagonal because two equal points make K singular
 _LENGTHS, _NOISES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6), (1e-6, 1e-3, 1e-1)
@@ -105,7 +104,7 @@ def fit(points: Tensor, values: Tensor) -> GaussianProcess:
     because the starting points and the bounds (length 0.01 to 10, variance 0.01 to 100, noise 1e-8 to 1)
     assume it."""
     points, values = points.double(), values.double()
-    with _one_thread():
+    with one_torch_thread():
         return _most_probable(points, values)
 
 
@@ -132,17 +131,6 @@ def _most_probable(points: Tensor, values: Tensor) -> GaussianProcess:
         (GaussianProcess.of(kernel, points, values) for kernel in (found, start)),
         key=lambda process: process.log_likelihood,
     )
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one thread: the matrices are small, and several threads took 30 times as long on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _scalar(value: float) -> Tensor:

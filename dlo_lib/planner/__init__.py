@@ -14,6 +14,7 @@
 - ``explain``: where time and memory go, and why the obvious plans lose
 - ``heat_map``: MFU and memory of the best plan by model and nodes
 - ``laws``: scaling laws of Kaplan, Hestness and Chinchilla, with bootstrap intervals
+- ``tiny_runs``: trainings of a fraction of a second to fit laws to, and a budget that pays for them
 - ``write``: the files of a chosen plan: TOML, command, configurations of Megatron-LM and torchtitan
 - ``machine``: the time of a step on the CPU cores of a machine, with its constants
 - ``measure``: measures these constants, and steps of plans

@@ -1,0 +1,338 @@
+"""The visible checks of scaling laws, their intervals, and the choice of a size."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dlo_lib.grading.checks.contract import check
+from dlo_lib.labkit.compare import entry, near, wrong_if
+from dlo_lib.planner.tiny_runs import BATCH, RunBudget, TinyLanguage
+
+from .twins import drawn_language, drawn_law, drawn_runs, law_at, least_loss, least_squares, trained_loss
+
+# -- law
+
+
+@check("law", points=1)
+def check_line(student, t):
+    "The straight line in logarithms"
+    alpha, x0 = t.uniform(0.05, 0.4), 10 ** t.uniform(8, 14)
+    x = [10 ** t.uniform(4, 9) for _ in range(7)]
+    losses = [(x0 / each) ** alpha * (1 + 0.05 * t.uniform(-1, 1)) for each in x]
+    got = [
+        t.number(each, "a value of power_law(...)")
+        for each in t.items(student.power_law(x, losses), 2, "power_law(...)")
+    ]
+    logs = torch.tensor([[1.0, math.log(each)] for each in x], dtype=torch.float64)
+    fitted = torch.linalg.lstsq(logs, torch.tensor(losses, dtype=torch.float64).log()[:, None]).solution
+    constant, slope = fitted.flatten().tolist()
+    wrong_if(t, got[1], -slope, {"alpha is positive: the loss falls": slope})
+    t.that(
+        near(got[1], -slope, 1e-4),
+        "alpha is {got:.4f}, the least-squares line has {want:.4f}",
+        got=got[1],
+        want=-slope,
+    )
+    scale = {"this is the loss at x = 1; x0 is where the line reaches a loss of 1": math.exp(constant)}
+    wrong_if(t, got[0], math.exp(-constant / slope), scale, rtol=1e-3)
+    message = "with x0 = {got:.3e} the line is not at a loss of 1 for x = x0: it is at {want:.3e}"
+    t.that(
+        near(got[0], math.exp(-constant / slope), 1e-3), message, got=got[0], want=math.exp(-constant / slope)
+    )
+
+
+def fitted_law(student, t, runs: list) -> list[float]:
+    values = t.items(student.fit_law(runs), 5, "fit_law(...)")
+    return [t.number(value, "a constant of fit_law(...)") for value in values]
+
+
+def prediction_is(t, law: list[float], n: float, d: float, want: float, rtol: float, message: str) -> None:
+    with_mistake = any(value <= 0 for value in law[1:])
+    t.that(not with_mistake, "A, alpha, B and beta should be positive: {law}", law=law)
+    got = law_at(tuple(law), n, d)
+    t.that(near(got, want, rtol), message, got=got, want=want)
+
+
+@check("law", points=2, seconds=20)
+def check_exact(student, t):
+    "The law of runs without noise is found"
+    for _ in range(2):
+        right = drawn_law(t)
+        law = fitted_law(student, t, drawn_runs(t, right, 0.0))
+        n, d = 1e7 * t.uniform(1, 3), 2e8 * t.uniform(1, 3)
+        message = (
+            "the fitted law gives {got:.4f} for a model ten times as large, the law of the runs {want:.4f}"
+        )
+        prediction_is(t, law, n, d, law_at(right, n, d), 0.004, message)
+
+
+@check("law", points=1, seconds=20)
+def check_relative(student, t):
+    "Relative errors count"
+    large = 1e7, 2e8
+
+    def drawn():
+        runs = drawn_runs(t, drawn_law(t), 0.01)
+        # runs of very small models, with large losses and large errors
+        small = [(n / 40, d / 40, 2.5 * loss * (1 + 0.3 * t.uniform(-1, 1))) for n, d, loss in runs[:3]]
+        laws = [least_squares(runs + small, **how) for how in ({}, {"relative": False}, {"floor": 0})]
+        return runs + small, laws[0], [law_at(law, *large) for law in laws]
+
+    def tells(case) -> bool:
+        _, law, (right, *wrong) = case
+        inside = law[0] > 0.5 and all(0.2 < law[place] < 0.8 for place in (2, 4))
+        return inside and all(abs(value / right - 1) > 0.04 for value in wrong)
+
+    message = (
+        "for noisy runs of large and small losses the law gives {got:.3f} for a larger model, least squares "
+        "of relative errors {want:.3f}: divide each row by its loss"
+    )
+    for _ in range(2):
+        runs, _, (want, *_) = t.draw_until(drawn, tells)
+        prediction_is(t, fitted_law(student, t, runs), *large, want, 0.015, message)
+
+
+def split(law: tuple, flops: float) -> float:
+    """The parameters of the smallest loss, by a search."""
+    low, high = 1.0, flops
+    for _ in range(400):
+        first, second = low ** (2 / 3) * high ** (1 / 3), low ** (1 / 3) * high ** (2 / 3)
+        if law_at(law, first, flops / 6 / first) < law_at(law, second, flops / 6 / second):
+            high = second
+        else:
+            low = first
+    return math.sqrt(low * high)
+
+
+@check("law", points=1)
+def check_best(student, t):
+    "The best size and its tokens for a budget"
+    for _ in range(2):
+        law, flops = drawn_law(t), 10 ** t.uniform(14, 22)
+        sizes = t.items(student.best_size(law, flops), 2, "best_size(...)")
+        n, d = (t.number(value, "a value of best_size(...)") for value in sizes)
+        want = split(law, flops)
+        swapped = split((law[0], law[1], law[4], law[3], law[2]), flops)
+        wrong_if(t, n, want, {"alpha and beta are exchanged": swapped}, rtol=1e-3)
+        values = {"n": n, "d": d, "flops": flops, "want": want}
+        message = "best_size(..., {flops:.2e}) is {n:.3e} parameters, the loss is smallest with {want:.3e}"
+        t.that(near(n, want, 0.01), message, **values)
+        message = "{n:.3e} parameters and {d:.3e} tokens cost 6 N D, which is not {flops:.2e} FLOPs"
+        t.that(near(6 * n * d, flops, 1e-3), message, **values)
+
+
+# -- interval
+
+
+class Predictor:
+    """Answers with drawn numbers, and keeps what it was asked."""
+
+    def __init__(self, t, runs: list, fails: float = 0.0) -> None:
+        self.t, self.runs, self.fails = t, runs, fails
+        self.draws: list[list] = []
+        self.answers: list[float] = []
+
+    def predict(self, runs: list) -> float:
+        self.draws.append([tuple(run) for run in runs])
+        if self.fails and self.t.uniform(0, 1) < self.fails:
+            raise ValueError("too few different runs")
+        self.answers.append(self.t.uniform(2.0, 3.0))
+        return self.answers[-1]
+
+
+def bootstrapped(student, t, fails: float = 0.0) -> tuple[Predictor, list, int]:
+    runs = [(t.integer(1, 10**6), t.integer(1, 10**9), t.uniform(2, 5)) for _ in range(t.integer(8, 11))]
+    draws, seen = t.integer(80, 130), Predictor(t, runs, fails)
+    asked = t.asked(
+        seen.predict, calls=6 * draws, raises=(ValueError,), too_many="`predict` is asked without end"
+    )
+    found = t.items(student.interval(asked, runs, draws, t.integer(0, 10**6)), 2, "interval(...)")
+    return seen, [t.number(value, "an end of interval(...)") for value in found], draws
+
+
+@check("interval", points=1, seconds=20)
+def check_ends(student, t):
+    "The ends leave 5 % of the predictions on each side"
+    seen, (low, high), draws = bootstrapped(student, t)
+    values = sorted(seen.answers)
+    t.that(
+        len(values) == draws, "there are {got} predictions, {want} are asked for", got=len(values), want=draws
+    )
+    place = 0.05 * (draws - 1)
+    first, last = math.floor(place), math.ceil(place)
+    message = (
+        "the interval is {low:.3f} to {high:.3f}, of {draws} predictions 5 % are below {left:.3f} and above "
+        "{right:.3f}"
+    )
+    limits = {"low": low, "high": high, "draws": draws, "left": values[last], "right": values[-1 - last]}
+    t.that(
+        values[0] < low and high < values[-1],
+        "these are the smallest and the largest prediction: take quantiles",
+    )
+    good = values[first] <= low <= values[last + 1] and values[-2 - last] <= high <= values[-1 - first]
+    t.that(good, message, **limits)
+
+
+@check("interval", points=1, seconds=20)
+def check_resampled(student, t):
+    "As many runs as there are, with replacement"
+    seen, _, draws = bootstrapped(student, t)
+    count, runs = len(seen.runs), set(seen.runs)
+    t.that(len(seen.draws) > 0, "`predict` was not asked")
+    sizes = {len(draw) for draw in seen.draws}
+    message = "a draw has {got} runs: draw as many as there are, {want}"
+    t.that(sizes == {count}, message, got=min(sizes), want=count)
+    t.that(
+        all(run in runs for draw in seen.draws for run in draw),
+        "a draw has a run that was never made: keep runs whole",
+    )
+    different = [len(set(draw)) for draw in seen.draws]
+    message = "each draw has every run once: draw with replacement"
+    t.that(min(different) < count, message)
+    mean = sum(different) / len(different) / count  # 1 - (1 - 1/n)^n, about 0.65
+    t.that(
+        0.55 < mean < 0.75, "a draw has {mean:.0%} of the runs: with replacement it has about 65 %", mean=mean
+    )
+    kinds = len({tuple(sorted(draw)) for draw in seen.draws})
+    t.that(
+        kinds > draws / 2,
+        "{kinds} of {draws} draws are different: draw again each time",
+        kinds=kinds,
+        draws=draws,
+    )
+
+
+@check("interval", points=1, seconds=20)
+def check_left_out(student, t):
+    "A draw that determines nothing is repeated"
+    seen, (low, high), draws = bootstrapped(student, t, fails=0.3)
+    message = (
+        "{got} predictions: of {tried} draws some raised a ValueError, and {want} predictions are asked for"
+    )
+    got = len(seen.answers)
+    t.that(got == draws, message, got=got, tried=len(seen.draws), want=draws)
+    inside = min(seen.answers) <= low < high <= max(seen.answers)
+    t.that(inside, "the ends {low} and {high} are not among the predictions", low=low, high=high)
+
+
+# -- size: real trainings, which the judge makes
+
+
+class Case:
+    """A language, its budget, and what the student's function answered."""
+
+    def __init__(self, student, t, lost: tuple[int, ...] = ()) -> None:
+        self.language = drawn_language(t)
+        vocab = self.language[0]
+        self.budget = vocab**2 * t.uniform(1.6e5, 2.8e5)
+        self.target = 1.5 * self.budget
+        self.keeper = RunBudget(TinyLanguage(*self.language), self.budget, lost, largest=0.2)
+
+        def run(width: int, tokens: int) -> dict:
+            good = type(width) is int and type(tokens) is int and width >= 1 and tokens >= BATCH
+            message = (
+                "run({width}, {tokens}): a width of 1 or more and {least} tokens or more, as whole numbers"
+            )
+            t.that(good, message, width=width, tokens=tokens, least=BATCH)
+            return self.keeper.run(width, tokens)
+
+        run = t.asked(
+            run, calls=60, too_many="`run` was called more than {calls} times: the search does not end"
+        )
+        self.answer = student.choose_size(run, vocab, self.budget, self.target)
+        self.t = t
+
+    def value(self, name: str) -> float:
+        return entry(self.t, self.answer, name, "choose_size(...)")
+
+    def sizes(self) -> tuple[int, int]:
+        width, tokens = self.value("width"), self.value("tokens")
+        whole = all(isinstance(value, int) and value >= least for value, least in ((width, 1), (tokens, 256)))
+        self.t.that(whole, "width and tokens should be whole numbers, not {w} and {d}", w=width, d=tokens)
+        return int(width), int(tokens)
+
+    def cost(self) -> float:
+        """The part of the target that the final training costs."""
+        width, tokens = self.sizes()
+        return 6 * self.language[0] * width * tokens / self.target
+
+    def trained(self) -> float:
+        fits = 0.9 <= self.cost() <= 1.0000001
+        self.t.that(fits, "not tested yet: the final training does not cost the target, see the second check")
+        return trained_loss(self.language, *self.sizes())
+
+    def error(self) -> float:
+        """The relative error of the predicted loss."""
+        return self.value("loss") / self.trained() - 1
+
+
+@check("size", points=2, seconds=60)
+def check_budget(student, t):
+    "No run is refused, lost runs are asked for again"
+    keeper = Case(student, t, lost=(t.integer(0, 1), 2, 3, t.integer(5, 6), 8)).keeper
+    message = (
+        "{count} runs were refused: compute the cost, and compare it with what is left and with a fifth of "
+        "the budget"
+    )
+    t.that(not keeper.refused, message, count=len(keeper.refused))
+    different = len({(width, tokens) for width, tokens, _ in keeper.runs})
+    message = (
+        "{count} different runs were done, six are needed; {lost} were lost: their cost is refunded, ask "
+        "again"
+    )
+    t.that(different >= 6, message, count=different, lost=len(keeper.failed))
+
+
+@check("size", points=1, seconds=60)
+def check_target(student, t):
+    "The final training costs what it may"
+    cost = Case(student, t).cost()
+    message = "the training costs {cost:.0%} of the target, it should be between 90 and 100 %"
+    t.that(0.9 <= cost <= 1.0000001, message, cost=cost)
+
+
+@check("size", points=2, seconds=60)
+def check_width(student, t):
+    "At most 1.5 % worse than the best width"
+    case = Case(student, t)
+    excess = case.trained() / least_loss(case.language, case.target) - 1
+    message = "with width {width} the loss is {excess:.1%} above that of the best width"
+    t.that(excess <= 0.015, message, width=case.value("width"), excess=excess)
+
+
+@check("size", points=1, seconds=60)
+def check_near(student, t):
+    "The predicted loss is within 5 %"
+    error = Case(student, t).error()
+    t.that(abs(error) <= 0.05, "the predicted loss is {error:+.1%} from the trained one", error=error)
+
+
+def mean_error_below(student, t, most: float) -> None:
+    errors = [Case(student, t).error() for _ in range(2)]
+    mean = sum(abs(error) for error in errors) / len(errors)
+    message = "the predicted loss is {one:+.1%} and {two:+.1%} from the trained one, {mean:.1%} in the mean"
+    t.that(mean <= most, message, one=errors[0], two=errors[1], mean=mean)
+
+
+@check("size", points=2, seconds=60)
+def check_close(student, t):
+    "The predicted loss is within 2.5 % in the mean of two languages"
+    mean_error_below(student, t, 0.025)
+
+
+@check("size", points=2, seconds=60)
+def check_inside(student, t):
+    "The trained loss lies in the interval"
+    case = Case(student, t)
+    loss, low, high = case.trained(), case.value("low"), case.value("high")
+    values = {"low": low, "high": high, "loss": loss, "part": (high - low) / loss}
+    t.that(low <= case.value("loss") <= high, "the prediction should lie in its interval", **values)
+    t.that(
+        values["part"] <= 0.12,
+        "the interval is {part:.1%} of the loss wide, at most 12 % says something",
+        **values,
+    )
+    message = "the trained loss {loss:.3f} is outside of your interval, {low:.3f} to {high:.3f}"
+    t.that(low <= loss <= high, message, **values)
