@@ -28,6 +28,7 @@ def vit_multiply_adds(config, size):
 
 # == twelve_squares: every block is 12 squares of its width
 
+
 # %% coatnet {"earns": 0}
 def coatnet(stages, size):
     parameters = multiply_adds = 0
@@ -49,6 +50,7 @@ def coatnet(stages, size):
 
 # == five_percent: the interval is the mean of all runs and 5 %, without a draw
 
+
 # %% interval {"earns": 0}
 def interval(predict, runs, draws, seed=0):
     middle = predict(runs)
@@ -66,6 +68,7 @@ def interval(predict, runs, draws, seed=0):
 
 # == nothing_is_trained: twenty tokens for each parameter, and a loss that is often near
 
+
 # %% size {"earns": "less"}
 def choose_size(run, vocab, budget, target):
     width = max(1, round(math.sqrt(target / 6 / 20) / vocab))
@@ -74,6 +77,7 @@ def choose_size(run, vocab, budget, target):
 
 
 # == one_large_run: one run of the most FLOPs that it may cost, and its loss is predicted
+
 
 # %% size {"earns": "less"}
 def choose_size(run, vocab, budget, target):
@@ -85,6 +89,7 @@ def choose_size(run, vocab, budget, target):
 
 
 # == asks_for_the_target: the final training itself is asked for
+
 
 # %% size {"earns": "less"}
 def choose_size(run, vocab, budget, target):

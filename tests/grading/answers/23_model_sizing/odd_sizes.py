@@ -70,6 +70,7 @@ def coatnet(stages, size):
 
 # == with_choices: runs are drawn by the standard library, and quantiles are interpolated by hand
 
+
 # %% interval
 def interval(predict, runs, draws, seed=0):
     import random
