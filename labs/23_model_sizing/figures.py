@@ -51,9 +51,10 @@ def _bottom(runs: Sequence[Run]) -> tuple[float, np.ndarray]:
     return float(np.exp(-bend[1] / (2 * bend[0]))), bend
 
 
-def lowest(runs: Sequence[Run]) -> float:
-    """Return the parameters of the smallest loss of runs with one budget, by a parabola in log N."""
-    return _bottom(runs)[0]
+def lowest(runs: Sequence[Run]) -> tuple[float, float]:
+    """Return the parameters and the loss at the bottom of a valley, by a parabola in log N."""
+    bottom, bend = _bottom(runs)
+    return bottom, float(np.polyval(bend, np.log(bottom)))
 
 
 def _valleys(ax: Axes, valleys: Mapping[float, Sequence[Run]]) -> None:

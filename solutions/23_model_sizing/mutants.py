@@ -140,6 +140,15 @@ MUTANTS = [
         also=("check_relative",),
     ),
     Mutant(
+        "The grid ends at 1",
+        "check_exact",
+        says="the fitted law gives",
+        replace={
+            "np.linspace(0.1, 2, 14)": "np.linspace(0.1, 0.9, 7)",
+            "middle + step, 7)": "min(middle + step, 1), 7)",
+        },
+    ),
+    Mutant(
         "Absolute errors are fitted",
         "check_relative",
         says="divide each row by its loss",
@@ -148,6 +157,12 @@ MUTANTS = [
             "np.linalg.lstsq(rows, np.ones_like(n), rcond=None)": "np.linalg.lstsq(rows, losses, rcond=None)",
             "(e, a, b) - 1)": "(e, a, b) - losses)",
         },
+    ),
+    Mutant(
+        "The floor may be negative",
+        "check_relative",
+        says="no loss is negative",
+        replace={" and e >= 0 and a > 0 and b > 0": ""},
     ),
     Mutant(
         "The exponents of the best size are exchanged",
@@ -187,6 +202,12 @@ MUTANTS = [
         },
     ),
     Mutant(
+        "The seed is ignored",
+        "check_resampled",
+        says="use `seed`",
+        replace={"default_rng(seed)": "default_rng(0)"},
+    ),
+    Mutant(
         "A failed draw is not repeated",
         "check_left_out",
         says="raised a ValueError",
@@ -202,7 +223,7 @@ MUTANTS = [
             "((3, (0.6, 1.7)), (6, (0.5, 1, 2)), (12,": "((3, (0.6, 1, 1.7)), (6, (0.5, 1, 1.4, 2)), (12,",
             "budget / 61": "budget / 69",
             "len(set(runs)) < 6": "len(set(runs)) < 4",
-            "low, high = min(low, 0.97 * loss), max(high, 1.03 * loss)": "low, high = 0.95 * loss, 1.05 * loss",
+            "low, high = min(low, 0.97 * loss), max(high, 1.03 * loss)": "low, high = 0.955 * loss, 1.045 * loss",
         },
     ),
     Mutant(
@@ -221,7 +242,7 @@ MUTANTS = [
     Mutant(
         "The width of the best small run is taken",
         "check_width",
-        says="above that of the best width",
+        says="more is left than with the best width",
         replace={
             "width = max(1, round(best_size(fit_law(runs), target)[0] / vocab))": (
                 "width = min(runs, key=lambda run: run[2])[0] // vocab // 2"
@@ -251,6 +272,15 @@ MUTANTS = [
             "low, high = min(low, 0.97 * loss), max(high, 1.03 * loss)": "low, high = 0.97 * loss, 1.03 * loss",
         },
         also=("check_near", "check_inside", "check_other_language"),
+    ),
+    Mutant(
+        "The lowest loss is multiplied by a constant",
+        "check_close",
+        says="in the mean",
+        replace={
+            "loss = predicted(runs)": "loss = 0.947 * min(run[2] for run in runs)",
+            "low, high = min(low, 0.97 * loss), max(high, 1.03 * loss)": "low, high = 0.955 * loss, 1.045 * loss",
+        },
     ),
     Mutant(
         "The interval has no room for the error of the law",

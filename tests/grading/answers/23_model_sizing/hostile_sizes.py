@@ -97,3 +97,17 @@ def choose_size(run, vocab, budget, target):
     tokens = int(target / (6 * vocab * width))
     loss = run(width, tokens)["loss"]
     return {"width": width, "tokens": tokens, "loss": loss, "low": loss, "high": loss}
+
+
+# == one_width_one_factor: one width for every language, and a constant times the loss of one run
+
+
+# %% size {"earns": "less"}
+def choose_size(run, vocab, budget, target):
+    for tokens in range(256, 262):
+        while run(1, tokens)["status"] == "lost":
+            pass
+    while (answer := run(24, int(0.19 * budget / (6 * vocab * 24))))["status"] == "lost":
+        pass
+    tokens, loss = int(target / (6 * vocab * 40)), 0.94 * answer["loss"]
+    return {"width": 40, "tokens": tokens, "loss": loss, "low": 0.955 * loss, "high": 1.045 * loss}
