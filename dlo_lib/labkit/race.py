@@ -30,7 +30,7 @@ from dlo_lib.base.text import tr
 from dlo_lib.data.images import ImageData
 from dlo_lib.data.images_generated import Level, generated
 
-BUDGET = 1e9
+BUDGET = 5e8
 """FLOPs of one run."""
 LEVEL = Level(spread=4.0, noise=1.2)
 """Of the images: no model can expect more than 97.6 %."""

@@ -40,8 +40,8 @@ MUTANTS = [
         "check_descends",
         says="of the loss are left",
         replace={
-            "updates.append(rate * factor * (gradient + 0.9 * momentum))": """
-            updates.append(-rate * factor * (gradient + 0.9 * momentum))
+            "updates.append(rate * factor * (gradient + 0.5 * momentum))": """
+            updates.append(-rate * factor * (gradient + 0.5 * momentum))
             """
         },
     ),
@@ -78,11 +78,31 @@ MUTANTS = [
         def update(gradients, states, step, steps, rate):
             updates = []
             for number, gradient in enumerate(gradients):
-                before = KEPT.get(number) if step else None
-                KEPT[number] = gradient + 0.9 * (torch.zeros_like(gradient) if before is None else before)
-                updates.append(rate * (1 - step / steps) * KEPT[number])
+                before = KEPT.get((number, step - 1), torch.zeros_like(gradient))
+                KEPT[number, step] = gradient + 0.9 * before
+                updates.append(rate * (1 - step / steps) * KEPT[number, step])
             return updates, states
         """,
+    ),
+    Mutant(
+        "All steps are equally long, except the last one",
+        "check_schedule",
+        says="let the rate fall earlier",
+        replace={
+            "factor = (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))) / 2": """
+            factor = 1.0 if step < steps - 1 else 0.0
+            """
+        },
+    ),
+    Mutant(
+        "The momentum of the last step is changed in place",
+        "check_kept",
+        says="gives two results",
+        replace={
+            'momentum = gradient + 0.5 * state.get("momentum", torch.zeros_like(gradient))': """
+            momentum = state.get("momentum", torch.zeros_like(gradient)).mul_(0.5).add_(gradient)
+            """
+        },
     ),
     # -- augment
     Mutant(
@@ -109,6 +129,36 @@ MUTANTS = [
         replace={
             "generator = torch.Generator().manual_seed(seed)": "generator = torch.default_generator",
         },
+        also=("check_beside",),
+    ),
+    Mutant(
+        "Two seeds are all",
+        "check_seed",
+        says="two of five seeds",
+        replace={"manual_seed(seed)": "manual_seed(seed % 2)"},
+    ),
+    Mutant(
+        "A brightness that changes by a ten-thousandth",
+        "check_own_draws",
+        says="by 2 % or more",
+        replace={
+            "return torch.where(turn, images.flip(2, 3), images) * sign": """
+            return torch.where(turn, images * 1.0001, images) + 1e-4 * sign
+            """
+        },
+        also=("check_class", "check_beside"),
+    ),
+    Mutant(
+        "The images are changed in place",
+        "check_beside",
+        says="has changed the images",
+        replace={"return torch.where(turn, images.flip(2, 3), images) * sign": "return images.mul_(sign)"},
+    ),
+    Mutant(
+        "The global generator is seeded",
+        "check_beside",
+        says="global generator",
+        replace={"torch.Generator().manual_seed(seed)": "torch.manual_seed(seed)"},
     ),
     # -- fair
     Mutant(
@@ -129,6 +179,39 @@ MUTANTS = [
         also=("check_places",),
     ),
     Mutant(
+        "The runs are sorted, and then compared",
+        "check_paired",
+        says="varies far more than its mean",
+        replace={"zip(ours, theirs)])[0] > 0": "zip(sorted(ours), sorted(theirs))])[0] > 0"},
+    ),
+    Mutant(
+        "Better on every seed is better",
+        "check_decides",
+        says="should be False",
+        replace={
+            "return interval([one - other for one, other in zip(ours, theirs)])[0] > 0": """
+            return min(one - other for one, other in zip(ours, theirs)) > 0
+            """
+        },
+    ),
+    Mutant(
+        "The normal distribution decides",
+        "check_decides",
+        says="reaches just below 0",
+        replace={
+            "return interval([one - other for one, other in zip(ours, theirs)])[0] > 0": """
+            rises = [one - other for one, other in zip(ours, theirs)]
+            return mean(rises) > 1.96 * stdev(rises) / math.sqrt(len(rises))
+            """
+        },
+    ),
+    Mutant(
+        "A tie counts",
+        "check_decides",
+        says="is 0 on each seed",
+        replace={"zip(ours, theirs)])[0] > 0": "zip(ours, theirs)])[0] >= 0"},
+    ),
+    Mutant(
         "Places are those of the means",
         "check_places",
         says="are shown to be better",
@@ -140,6 +223,19 @@ MUTANTS = [
         "check_fingerprint",
         says="one label has changed",
         replace={"for tensor in (images, labels):": "for tensor in (images,):"},
+        also=("check_dtype",),
+    ),
+    Mutant(
+        "The dtype is left out",
+        "check_dtype",
+        says="images of another dtype",
+        replace={"{tensor.dtype} {tuple(tensor.shape)}": "{tuple(tensor.shape)}"},
+    ),
+    Mutant(
+        "The printed tensor is hashed, which leaves out most values",
+        "check_fingerprint",
+        says="one of 6912 values",
+        replace={"whole.update(tensor.contiguous().numpy().tobytes())": "whole.update(str(tensor).encode())"},
     ),
     Mutant(
         "The bytes are hashed as they lie in memory",
@@ -175,25 +271,24 @@ MUTANTS = [
         "The rate is so small that nothing is learnt",
         "check_baseline",
         says="not shown",
-        replace={'"rate": 0.2,': '"rate": 1e-5,'},
+        replace={'"rate": 0.5,': '"rate": 1e-5,'},
         also=("check_good", "check_very_good"),
     ),
     Mutant(
-        "A batch of 64, so that the budget pays 32 steps",
+        "The model of the baseline, for which the budget pays 47 steps",
         "check_good",
-        says="80 % earns these points",
-        replace={'"batch": 16,': '"batch": 64,'},
+        says="75 % earns these points",
+        replace={
+            '[("conv", 8, 5, 2), ("norm",), ("relu",), ("conv", 16, 3, 2), ("norm",), ("relu",)],': """
+            race.BASELINE["layers"],
+            """,
+        },
         also=("check_very_good",),
     ),
     Mutant(
-        "The model of the baseline, for which the budget pays 47 steps",
+        "A batch of 36, so that the budget pays 52 steps",
         "check_very_good",
-        says="90 % earns these points",
-        replace={
-            '[("conv", 12, 5, 2), ("norm",), ("relu",), ("conv", 24, 3, 2), ("norm",), ("relu",)],': """
-            race.BASELINE["layers"],
-            """,
-            '"batch": 16,': '"batch": 32,',
-        },
+        says="85 % earns these points",
+        replace={'"batch": 16,': '"batch": 36,'},
     ),
 ]

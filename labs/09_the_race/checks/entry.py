@@ -143,7 +143,7 @@ def commit_of(declared: dict[str, Any]) -> str | None:
 
 def said(scores: list[float]) -> dict[str, float]:
     mean, half = sum(scores) / len(scores), half_width(scores)
-    return {"mean": 100 * mean, "low": 100 * (mean - half), "high": 100 * (mean + half)}
+    return {"mean": 100 * mean, "low": 100 * max(mean - half, 0.0), "high": 100 * min(mean + half, 1.0)}
 
 
 @check("race", points=1)
@@ -159,33 +159,36 @@ def check_allowed(student, t):
     Answers(student, t).slope(logits, labels)
 
 
-@check("race", points=2, seconds=30)
+RUNS = 4  # of each check, on its own seeds
+
+
+@check("race", points=2, seconds=40)
 def check_baseline(student, t):
     "Better than the baseline, shown on the same seeds"
-    seeds = seeds_of(t, 3)
+    seeds = seeds_of(t, RUNS)
     (ours, _), theirs = raced(student, t, seeds), baseline_scores(seeds)
-    text = "{mean:.1f} % in the mean of three runs; the baseline has {base:.1f} % on the same seeds"
+    text = "{mean:.1f} % in the mean of four runs; the baseline has {base:.1f} % on the same seeds"
     base = 100 * sum(theirs) / len(theirs)
     t.that(is_shown(ours, theirs), text + ": not shown", mean=said(ours)["mean"], base=base)
 
 
-GOOD, VERY_GOOD = 0.80, 0.90
+GOOD, VERY_GOOD = 0.75, 0.85
 LINE = (
     "{mean:.1f} % (95 %: {low:.1f} to {high:.1f}) in the mean of {runs} runs: {line:.0f} % earns these points"
 )
 
 
-@check("race", points=2, seconds=30)
+@check("race", points=2, seconds=40)
 def check_good(student, t):
-    "A good entry: 80 %"
-    scores, _ = raced(student, t, seeds_of(t, 2))
+    "A good entry: 75 %"
+    scores, _ = raced(student, t, seeds_of(t, RUNS))
     t.that(sum(scores) / len(scores) >= GOOD, LINE, runs=len(scores), line=100 * GOOD, **said(scores))
 
 
 @check("race", points=3, seconds=40)
 def check_very_good(student, t):
-    "A very good entry: 90 %; this is the leaderboard's result"
-    seeds = seeds_of(t, 4)
+    "A very good entry: 85 %; this is the leaderboard's result"
+    seeds = seeds_of(t, RUNS)
     scores, declared = raced(student, t, seeds)
     mean, half, steps = sum(scores) / len(scores), half_width(scores), race.steps_of(declared)
     cost = steps * declared["batch"] * sum(race.counted(declared["layers"]).values())

@@ -12,7 +12,7 @@ from dlo_lib.grading.checks.contract import check
 from dlo_lib.labkit.compare import explaining, wrong_if
 
 from .scenarios import printed
-from .twins import half_width, is_shown
+from .twins import T95, half_width, is_shown
 
 # -- fair
 
@@ -49,29 +49,65 @@ def spread_of(scores: list[float]) -> float:
     return math.sqrt(sum((score - mean) ** 2 for score in scores) / (n - 1) / n)
 
 
-def paired_case(t, gap: float, noise: float, spread: float) -> tuple[list[float], list[float]]:
+def paired_case(
+    t, gap: float, noise: float, spread: float, count: int = 0
+) -> tuple[list[float], list[float]]:
     """Scores on common seeds; theirs vary by ``spread``, and the differences by ``noise`` around ``gap``."""
-    count = t.integer(4, 7)
+    count = count or t.integer(4, 7)
     theirs, extra = drawn_scores(t, count, 0.8, spread), drawn_scores(t, count, 0.0, 1.0)
     mean = sum(extra) / count
     size = spread_of(extra) * math.sqrt(count)
     return [score + gap + noise * (x - mean) / size for score, x in zip(theirs, extra)], theirs
 
 
-@check("fair", points=2)
-def check_paired(student, t):
-    "The runs of one seed are compared with each other"
-    small, large = t.uniform(0.004, 0.01), t.uniform(0.05, 0.1)
-    cases = [
-        (paired_case(t, small, small / 4, large), True, "is above 0 on each seed, by about as much"),
-        (paired_case(t, small, 8 * small, small / 2), False, "is above 0 in the mean, and varies far more"),
-        (paired_case(t, -small, small / 4, large), False, "is below 0"),
-    ]
+def decided(student, t, cases: list[tuple[tuple[list[float], list[float]], bool, str]]) -> None:
     for (ours, theirs), want, why in t.shuffled(cases):
         got = student.shown(ours, theirs)
         t.that(got in (True, False), "shown(...) is {got}: return True or False", got=str(got)[:30])
         text = "the difference of both runs of a seed " + why + ": shown(...) should be {want}"
         t.that(bool(got) == want, text, want=want)
+
+
+@check("fair", points=1)
+def check_paired(student, t):
+    "The runs of one seed are compared with each other"
+    small, large = t.uniform(0.004, 0.01), t.uniform(0.05, 0.1)
+
+    def apart() -> tuple[list[float], list[float]]:
+        """Theirs in another order, each a little higher: only sorted runs seem to differ by as much."""
+        theirs = drawn_scores(t, 5, 0.8, large)
+        return [score + small for score in t.shuffled(theirs)], theirs
+
+    cases = [
+        (paired_case(t, small, small / 4, large), True, "is above 0 on each seed, by about as much"),
+        (paired_case(t, small, 8 * small, small / 2), False, "is above 0 in the mean, and varies far more"),
+        (paired_case(t, -small, small / 4, large), False, "is below 0"),
+        (t.draw_until(apart, lambda case: not is_shown(*case)), False, "varies far more than its mean"),
+    ]
+    decided(student, t, cases)
+
+
+@check("fair", points=1)
+def check_decides(student, t):
+    "The interval of the differences decides, and not the number of seeds that are better"
+    middle, count = t.uniform(0.6, 0.9), t.integer(4, 5)
+
+    def above(ratio: float) -> tuple[list[float], list[float]]:
+        """Differences whose mean is ``ratio`` times its standard error; theirs are all the same."""
+        gap = t.uniform(0.01, 0.03)
+        ours, _ = paired_case(t, gap, gap * math.sqrt(count) / ratio, 0.0, count)
+        return [score - 0.8 + middle for score in ours], [middle] * count
+
+    one = t.uniform(0.1, 0.15)
+    lifts = t.shuffled([one] + [one / 20 * t.uniform(0.8, 1.2) for _ in range(count - 1)])
+    limit = T95[count - 1]
+    cases = [
+        (above(t.uniform(1.15, 1.3) * limit), True, "has an interval that is just above 0"),
+        (above((limit + 2) / 2), False, "has an interval that reaches just below 0"),
+        (([middle + lift for lift in lifts], [middle] * count), False, "is far larger on one seed"),
+        (([middle] * count, [middle] * count), False, "is 0 on each seed"),
+    ]
+    decided(student, t, cases)
 
 
 @check("fair", points=1)
@@ -118,9 +154,15 @@ def small_data(t) -> tuple[Tensor, Tensor]:
     return images, t.integers(0, 9, count)
 
 
-@check("track", points=2)
+def all_differ(student, t, first: tuple[Tensor, Tensor], cases: dict[str, tuple[Tensor, Tensor]]) -> None:
+    same = print_of(student, t, *first)
+    for what, case in cases.items():
+        t.that(print_of(student, t, *case) != same, "{what}: the fingerprint is the same", what=what)
+
+
+@check("track", points=1)
 def check_fingerprint(student, t):
-    "Every change of the data changes the fingerprint"
+    "Every change of a value or of the order changes the fingerprint"
     images, labels = small_data(t)
     pixel, label, swapped = images.clone(), labels.clone(), torch.arange(len(images))
     row = t.integer(0, len(images) - 1)
@@ -131,12 +173,27 @@ def check_fingerprint(student, t):
         "one pixel has changed": (pixel, labels),
         "one label has changed": (images, label),
         "two images have changed places": (images[swapped], labels[swapped]),
-        "the same bytes are images of another shape": (images.reshape(-1, 3, 6, 4), labels),
-        "the labels have another dtype": (images, labels.to(torch.int32)),
     }
-    first = print_of(student, t, images, labels)
-    for what, case in cases.items():
-        t.that(print_of(student, t, *case) != first, "{what}: the fingerprint is the same", what=what)
+    all_differ(student, t, (images, labels), cases)
+    many, classes = t.normal(4, 3, 24, 24), t.integers(0, 9, 4)
+    other = many.clone()
+    other[t.integer(1, 2), 1, t.integer(8, 16), t.integer(8, 16)] += 1e-5
+    case = {"one of 6912 values has changed by 0.00001": (other, classes)}
+    all_differ(student, t, (many, classes), case)
+
+
+@check("track", points=1)
+def check_dtype(student, t):
+    "The same bytes with another shape or dtype have another fingerprint"
+    images, labels = small_data(t)
+    whole = torch.int32 if images.dtype == torch.float32 else torch.int64
+    cases = {
+        "the same bytes are images of another shape": (images.reshape(-1, 3, 6, 4), labels),
+        "the same bytes are images of another dtype": (images.view(whole), labels),
+        "the same bytes are labels of another shape": (images, labels[:, None]),
+        "the same bytes are labels of another dtype": (images, labels.view(torch.float64)),
+    }
+    all_differ(student, t, (images, labels), cases)
 
 
 @check("track", points=1)

@@ -29,6 +29,15 @@ def augmented(student, images, seed):
 
 
 @scenario
+def augmented_beside(student, images, seed, globally):
+    """The result, the images afterwards, and what the global generator draws next."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(globally)
+        got = student.augment(images, seed).clone()
+        return [got, images, torch.rand(4)]
+
+
+@scenario
 def stepped(student, gradients, states, first, steps, rate):
     """The updates of some steps of a run, and the states after the last one."""
     rows = []
@@ -37,6 +46,17 @@ def stepped(student, gradients, states, first, steps, rate):
             updates, states = student.update(step, states, first + number, steps, rate)
             rows.append(list(updates))
     return [rows, states]
+
+
+@scenario
+def repeated(student, gradients, states, steps, rate):
+    """The updates of the last step, computed twice from the same gradients and states."""
+    with torch.no_grad():
+        for step, row in enumerate(gradients[:-1]):
+            _, states = student.update(row, states, step, steps, rate)
+        step = len(gradients) - 1
+        first = [update.clone() for update in student.update(gradients[-1], states, step, steps, rate)[0]]
+        return [first, list(student.update(gradients[-1], states, step, steps, rate)[0])]
 
 
 @scenario

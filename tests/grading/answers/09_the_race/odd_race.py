@@ -5,7 +5,7 @@
 
 # %% race
 ENTRY = {
-    "layers": (("conv", 12, 5, 2), ("norm",), ("relu",), ("conv", 24, 3, 2), ("norm",), ("relu",)),
+    "layers": (("conv", 8, 5, 2), ("norm",), ("relu",), ("conv", 16, 3, 2), ("norm",), ("relu",)),
     "batch": 16,
     "rate": 0.1,
     "commit": "abcdef0123456789",
@@ -79,7 +79,10 @@ def update(gradients, states, step, steps, rate):
     parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
     optimizer = torch.optim.SGD(parameters, lr=rate * (1 - step / steps) ** 2, momentum=0.8)
     for parameter, gradient, state in zip(parameters, gradients, states):
-        parameter.grad, optimizer.state[parameter] = gradient, dict(state)
+        parameter.grad = gradient
+        optimizer.state[parameter] = {
+            name: value.clone() for name, value in state.items() if value is not None
+        }
     optimizer.step()
     return [-p.detach() for p in parameters], [dict(optimizer.state[p]) for p in parameters]
 
