@@ -499,7 +499,7 @@ print(f"trained {loss:.3f}")
 #
 # The bootstrap does not know that the *law* is wrong, which it always is a little: make the interval at least $\pm 3$ % of the loss. Often this
 # margin is the whole interval; the bootstrap makes it wider where the runs determine the law badly. Fifty draws are enough; each costs a fit.
-# The check makes nine languages and takes 20 to 80 seconds.
+# The check draws ten languages and takes 20 to 80 seconds.
 
 
 # %% nbgrader={"grade_id": "size", "solution": true}
