@@ -49,7 +49,9 @@ def execute(kernel: jupyter_client.KernelManager) -> Callable[[nbformat.Notebook
     def run(notebook: nbformat.NotebookNode, folder: Path) -> None:
         begin = nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {folder}")
         whole = nbformat.v4.new_notebook(cells=[begin, *notebook.cells])
-        NotebookClient(whole, km=kernel, timeout=600, startup_timeout=600, allow_errors=True).execute()
+        client = NotebookClient(whole, km=kernel, timeout=600, startup_timeout=600, allow_errors=True)
+        client.coalesce_streams = True  # a kernel flushes by a clock: one line can come in two outputs
+        client.execute()
         notebook.cells = whole.cells[1:]
 
     return run
