@@ -20,14 +20,14 @@ import pytest
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.grading.classroom.collect.collection import collect
-from dlo_lib.grading.classroom.feedback import feedback
+from dlo_lib.grading.classroom.feedback import feedback, student_page
 from dlo_lib.grading.classroom.feedback.feedback import (
     make_feedback,
     note_on_inputs,
-    receipt_card,
     release_feedback,
     release_receipts,
 )
+from dlo_lib.grading.classroom.feedback.student_page import receipt_card
 from dlo_lib.grading.classroom.gradebook.batch import grade_lab
 from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
 from dlo_lib.grading.judge.environment import environment
@@ -303,16 +303,16 @@ def test_the_course_file_decides_when_the_quiz_is_explained(
     )
     visible = CheckReport("quiz_complete", "Complete", 0, 1, "WRONG", "", "no answer", False, "no answer")
     report = QuestionReport("quiz", 0.0, 2.0, "GRADED", (visible, reason))
-    marks = feedback._Marks({}, frozenset(), {}, 0.0, 0.0, 2.0, early, explain)
-    shown = feedback._card(read_lab(source_folder(lab)), "quiz", report, marks, {}, [])
+    marks = student_page._Marks({}, frozenset(), {}, 0.0, 0.0, 2.0, early, explain)
+    shown = student_page._card(read_lab(source_folder(lab)), "quiz", report, marks, {}, [])
     assert [check.says for check in shown.checks] == ["no answer", says]
 
 
 def test_a_question_that_was_missing_from_the_file_is_named(graded: Path, lab: LabInfo) -> None:
     source = read_lab(source_folder(lab))
     report = QuestionReport("mean", 0.0, 2.0, NO_ATTEMPT, ())
-    marks = feedback._Marks({}, frozenset(), {}, 0.0, 0.0, 2.0, early=False)
-    said = feedback._card(source, "mean", report, marks, {}, ["mean"]).said
+    marks = student_page._Marks({}, frozenset(), {}, 0.0, 0.0, 2.0, early=False)
+    said = student_page._card(source, "mean", report, marks, {}, ["mean"]).said
     assert said == "The question `mean` was missing from your file, so it has no points."
 
 
