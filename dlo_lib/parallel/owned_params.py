@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from dlo_lib.base.errors import UserError
-from dlo_lib.parallel.protocol import ParamShard, ShardBox
+from dlo_lib.parallel.protocol import MemoryObserver, ParamShard, ShardBox, SplitDim, shard_groups
 from dlo_lib.parallel.sharding.sharded_grad import plain
 
 _PARAM_KEYS = ("params", "param_names")
@@ -47,7 +47,7 @@ class _Held:
 
     @property
     def numel(self) -> int:
-        return math.prod(self.shape) if self.boxes else 0
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,12 +125,8 @@ class OwnerOptimizer(torch.optim.Optimizer):
 
     def _assigned(self, shards: Sequence[ParamShard]) -> list[_Param]:
         """Return the parameters with their owners, which all ranks choose equally."""
-        mine = [
-            _Held(tuple(_boxes(shard)), tuple(shard.param.shape), shard.counted and shard.param.numel() > 0)
-            for shard in shards
-        ]
-        every: list[Any] = [None] * self._ranks
-        dist.all_gather_object(every, mine, group=self._group)
+        coordinates = [coordinates_in(self._group, rank, shards) for rank in range(self._ranks)]
+        every = [[_held(shard, ranks) for shard in shards] for ranks in coordinates]
         load = [0] * self._ranks
         owners = [0] * len(shards)
         for number in sorted(range(len(shards)), key=lambda one: (-shards[one].shape.numel(), one)):
@@ -143,6 +139,10 @@ class OwnerOptimizer(torch.optim.Optimizer):
             whole = nn.Parameter(shard.param.new_empty(shard.shape)) if owner == self._rank else None
             found.append(_Param(shard, ranks, owner, whole))
         return found
+
+    def observe_memory(self, observer: MemoryObserver) -> None:
+        """Report the whole parameters that this rank owns."""
+        observer.weights(param.whole for param in self._params if param.whole is not None)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -288,12 +288,36 @@ def _elements(param: _Param) -> bool:
     return param.shard.param.numel() > 0
 
 
-def _boxes(shard: ParamShard) -> list[ShardBox]:
-    if not shard.param.numel():
-        return []
+def coordinates_in(
+    group: dist.ProcessGroup, rank: int, shards: Iterable[ParamShard]
+) -> dict[dist.ProcessGroup, int]:
+    """Return the rank of ``rank`` of ``group`` in each group over which ``shards`` are cut.
+
+    Where that rank is in another group of the same dimension, it is its rank in that one. ``group`` is a grid
+    of ranks, as ``ParallelMesh.group_along`` returns it, and the groups of the shards are lines of the grid.
+    """
+    number = {each: place for place, each in enumerate(dist.get_process_group_ranks(group))}
+    found = {}
+    for line in shard_groups(shards):
+        places = [number[each] for each in dist.get_process_group_ranks(line)]
+        stride = places[1] - places[0] if len(places) > 1 else 1
+        found[line] = rank // stride % len(places)
+    return found
+
+
+def _held(shard: ParamShard, ranks: Mapping[dist.ProcessGroup, int]) -> _Held:
+    """Return what the rank with these ranks in the groups of ``shard`` holds. The placement of a parameter is
+    the same on every rank, so this needs no message."""
+    boxes = [box for box in shard.boxes(ranks) if math.prod(box.sizes)]
+    if not boxes:
+        return _Held((), (0,), False)
+    splits = [split for split in shard.placement if isinstance(split, SplitDim)]
+    sends = all(ranks[split.group] % split.copies == 0 for split in splits)
     if not shard.shape:
-        return [ShardBox((), (0,) * shard.param.dim(), (1,) * shard.param.dim())]
-    return shard.boxes()
+        one = (1,) * shard.param.dim()
+        return _Held((ShardBox((), (0,) * len(one), one),), one, sends)
+    ends = [tuple(start + size for start, size in zip(box.part, box.sizes)) for box in boxes]
+    return _Held(tuple(boxes), tuple(max(dim) for dim in zip(*ends)), sends)
 
 
 def _slices(starts: Sequence[int], sizes: Sequence[int]) -> tuple[slice, ...]:

@@ -9,7 +9,7 @@ protocol, including a pipeline whose stages are wrapped by one of the others.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -41,16 +41,22 @@ class SplitDim:
     copies: int = 1
     sections: int = 1
 
-    def rows(self, size: int) -> tuple[int, int]:
-        """Return the first index of this rank's part of a section of ``size``, and the number of indices."""
+    def rows(self, size: int, rank: int | None = None) -> tuple[int, int]:
+        """Return the first index of this rank's part of a section of ``size``, and the number of indices.
+
+        Args:
+            rank: another rank of the group, whose part is meant.
+        """
+        rank = dist.get_rank(self.group) if rank is None else rank
         rows = -(-size * self.copies // dist.get_world_size(self.group))
-        first = min(size, dist.get_rank(self.group) // self.copies * rows)
+        first = min(size, rank // self.copies * rows)
         return first, min(rows, size - first)
 
-    def ranges(self, size: int) -> list[Range]:
-        """Return the indices of this rank in a dimension of ``size``: a range for each section."""
+    def ranges(self, size: int, rank: int | None = None) -> list[Range]:
+        """Return the indices of this rank in a dimension of ``size``: a range for each section. ``rank`` is
+        that of ``rows``."""
         section = size // self.sections
-        first, rows = self.rows(section)
+        first, rows = self.rows(section, rank)
         return [(number * section + first, rows) for number in range(self.sections)]
 
     def part_of(self, tensor: Tensor) -> Tensor:
@@ -105,18 +111,23 @@ class ParamShard:
         splits = [split for split in self.placement if isinstance(split, SplitDim)]
         return all(dist.get_rank(split.group) % split.copies == 0 for split in splits)
 
-    def boxes(self) -> list[ShardBox]:
+    def boxes(self, ranks: Mapping[dist.ProcessGroup, int] | None = None) -> list[ShardBox]:
         """Return the boxes of which this rank's part consists, if each placement is a ``SplitDim``: one,
-        unless a dimension has sections.
+        unless a dimension has sections. A 0-d parameter counts as one row.
+
+        Args:
+            ranks: for the part of another rank, its rank in each group of ``placement``.
 
         Raises:
             UserError: a placement is a ``FlatRange``.
         """
-        held: list[list[Range]] = [[(0, size)] for size in self.shape]  # by dimension
+        held: list[list[Range]] = [[(0, size)] for size in self.shape or (1,)]  # by dimension
         for split in self.placement:
             if not isinstance(split, SplitDim):
                 raise UserError(f"{self.name} is cut into flat ranges of parts: use stage 3 (fsdp) or 0")
-            held[split.dim] = _ranges_in(held[split.dim], split)
+            held[split.dim] = _ranges_in(
+                held[split.dim], split, None if ranks is None else ranks[split.group]
+            )
         by_dim = []
         for ranges in held:
             starts = itertools.accumulate((count for _, count in ranges), initial=0)
@@ -139,10 +150,10 @@ class ParamShard:
         return part.reshape(self.param.shape)
 
 
-def _ranges_in(held: list[Range], split: SplitDim) -> list[Range]:
-    """Return the indices that are left of ``held`` after ``split``."""
+def _ranges_in(held: list[Range], split: SplitDim, rank: int | None) -> list[Range]:
+    """Return the indices that are left of ``held`` after ``split``, on ``rank`` of its group."""
     left = []
-    for first, count in split.ranges(sum(count for _, count in held)):
+    for first, count in split.ranges(sum(count for _, count in held), rank):
         start = 0  # of the held range among the held indices
         for held_first, held_count in held:
             begin, end = max(first, start), min(first + count, start + held_count)

@@ -81,11 +81,6 @@ class StepSettings:
         plan, alone = _plan(parallel, kind, bucket_view, world_size)
         if (why := entry.wrong_under(forms_of(None if alone else plan))) is not None:
             raise UserError(f'{optimizer} {why}: use parallel="none", or optimizer="adamw"')
-        if entry.reach is not UpdateReach.ELEMENT and not alone and owned(plan):
-            raise UserError(
-                f"the owners of whole parameters that {optimizer} needs with fsdp or tp are not measured: "
-                'use parallel="zero1", or optimizer="adamw"'
-            )
         plan = replace(plan, zero_split=zero_split(entry))
         operations = frozenset(
             named(Kernels, "kernels", kernels).operations if isinstance(kernels, (str, Kernels)) else kernels
@@ -143,11 +138,6 @@ def forms_of(plan: ParallelPlan | None) -> set[TrainingForm]:
     }
     cut = {TrainingForm.TP: plan.tp > 1, TrainingForm.PP: plan.pipelined, TrainingForm.EP: plan.ep > 1}
     return {stages[plan.stage], *(form for form, used in cut.items() if used)}
-
-
-def owned(plan: ParallelPlan) -> bool:
-    """Return whether ranks hold parts of parameters, so that an owner updates a whole one."""
-    return bool(forms_of(plan) & {TrainingForm.FSDP, TrainingForm.TP})
 
 
 def zero_split(entry: OptimizerEntry) -> PartitionBy:

@@ -1,7 +1,9 @@
-"""An optimiser of whole parameters under FSDP and tensor parallelism: its traffic, owners and refusals.
+"""An optimiser of whole parameters under FSDP and tensor parallelism: traffic, owners, memory and refusals.
 ``test_every_optimiser`` compares its steps with those of one process."""
 
 from __future__ import annotations
+
+import functools
 
 import pytest
 import torch
@@ -11,12 +13,20 @@ from torch import nn
 from dlo_lib.base.errors import UserError
 from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.launch import run_ranks
+from dlo_lib.models import Llama, LlamaConfig, model_config
+from dlo_lib.models.counts import parameters
+from dlo_lib.optim.entry import TrainingForm
 from dlo_lib.optim.lamb import LAMB
 from dlo_lib.optim.muon import Muon
 from dlo_lib.optim.registry import OPTIMIZERS
 from dlo_lib.parallel import FSDP
+from dlo_lib.parallel.mesh import ParallelMesh
 from dlo_lib.parallel.owned_params import OwnerOptimizer
-from dlo_lib.profiling import measure_memory
+from dlo_lib.parallel.parallelize import make_optimizer, parallelize
+from dlo_lib.parallel.plan import ParallelPlan
+from dlo_lib.parallel.protocol import ParallelModel, ShardBox
+from dlo_lib.profiling import Part, measure_memory
+from dlo_lib.profiling.sizes import embedding_shapes, parameter_shapes
 
 RANKS = 3
 SHAPES = ((7, 5), (5,), (5, 8), (2, 5), ())
@@ -112,13 +122,65 @@ def rank_is_refused() -> None:
 
 def test_what_it_cannot_do_is_refused_in_one_sentence():
     run_ranks(rank_is_refused, 2)
-    from dlo_lib.optim.entry import TrainingForm
-
     for name in ("muon", "lamb"):
         entry = OPTIMIZERS[name]
         assert entry.wrong_under({TrainingForm.FSDP, TrainingForm.TP}) is None
         assert "of which a rank has a part with zero1 with tp" in str(
             entry.wrong_under({TrainingForm.ZERO1, TrainingForm.TP})
         )
-        with pytest.raises(UserError, match="are not measured: use parallel="):
-            measure_memory("tiny", optimizer=name, parallel="fsdp", world_size=2)
+
+
+def rank_compares_what_the_others_hold() -> None:
+    plan = ParallelPlan(tp=2, dp_shard=2)
+    mesh = ParallelMesh(plan.degrees)
+    # three rows over two ranks of FSDP, and halves of odd vocabularies
+    config = LlamaConfig(67, 12, 20, 1, 2, 2, 6, tied_embeddings=False)
+    model = parallelize(Llama(config), plan, mesh, device=torch.device("cpu"))
+    assert isinstance(model, ParallelModel)
+    shards = model.shards()
+    params = [shard.param for shard in shards]
+    optimizer = make_optimizer(model, plan, mesh, params, LAMB, lr=0.1)
+    assert isinstance(optimizer, OwnerOptimizer)
+    mine = [
+        (shard.boxes() if shard.param.numel() else [], shard.counted and shard.param.numel() > 0)
+        for shard in shards
+    ]
+    every: list[list[tuple[list[ShardBox], bool]]] = [[] for _ in range(4)]
+    dist.all_gather_object(every, mine)
+    known = [
+        [(list(param.ranks[rank].boxes), param.ranks[rank].sends) for param in optimizer._params]
+        for rank in range(4)
+    ]
+    assert known == every
+    assert len({str(held) for held in every}) == 4
+
+
+def test_what_other_ranks_hold_follows_from_the_mesh():
+    run_ranks(rank_compares_what_the_others_hold, 4)
+
+
+@pytest.mark.parametrize("name", ["lamb", "muon", "soap"])
+@pytest.mark.parametrize(
+    ("plan", "ranks"), [(ParallelPlan(dp_shard=3), 3), (ParallelPlan(tp=2, dp_shard=2), 4)]
+)
+def test_the_memory_of_owners_is_measured(name: str, plan: ParallelPlan, ranks: int):
+    """The ranks together have one more copy of the parameters, and the state once."""
+    every = range(ranks)
+    measured = functools.partial(measure_memory, "tiny", seq=16, parallel=plan, world_size=ranks)
+    reports = [measured(optimizer=name, rank=rank).peak_by_part for rank in every]
+    elementwise = [measured(optimizer="sgd", rank=rank).peak_by_part for rank in every]
+    copies = [one[Part.WEIGHTS] - two[Part.WEIGHTS] for one, two in zip(reports, elementwise)]
+    config = model_config("tiny")
+    assert sum(copies) == 4 * parameters(config)
+    embeddings = embedding_shapes(config)
+    shapes = [(parameter_shapes(config) - embeddings, False), (embeddings, True)]
+    state = sum(
+        count * OPTIMIZERS[name].count_state_bytes(shape, embedding=embedding)
+        for some, embedding in shapes
+        for shape, count in some.items()
+    )
+    # and a number of each parameter: how many steps it has made
+    assert sum(one[Part.OPTIMIZER_STATE] for one in reports) == pytest.approx(state, rel=0.002)
+    # while the parts are exchanged: a gradient and a value of each element that a rank sends and receives
+    for report, copy in zip(reports, copies):
+        assert report[Part.STEP_TEMPORARIES] >= 2 * copy
