@@ -17,7 +17,7 @@ Budget: FLOPs of forward and backward of all images, counted by ``torch.utils.fl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -167,14 +167,15 @@ class Coordinates:
         return matrix.reshape(self.shape)
 
 
-def trained(entry: Mapping[str, Any], data: ImageData, steps: int, seed: int, rules: Rules) -> nn.Sequential:
-    """Train the model of an entry for ``steps`` steps, and return it ready for the test.
+Asked = tuple[str, tuple[Any, ...]]  # the name of a rule, and its arguments
 
-    Args:
-        seed: of the initial weights, the order of the images, the coordinates, and what ``augment`` gets.
 
-    Raises:
-        UserError: :func:`refusal` has a reason.
+def training(
+    entry: Mapping[str, Any], data: ImageData, steps: int, seed: int
+) -> Generator[Asked, Any, nn.Sequential]:
+    """Yield each call of a rule as its name and arguments, get its result by ``send``, and return the model.
+
+    See :func:`trained`.
     """
     if reason := refusal(entry):
         raise UserError(reason)
@@ -195,15 +196,63 @@ def trained(entry: Mapping[str, Any], data: ImageData, steps: int, seed: int, ru
             order = torch.cat([order, torch.randperm(len(data.train), generator=drawn)])
         chosen, order = order[: entry["batch"]], order[entry["batch"] :]
         images, labels = data.train.images[chosen], data.train.labels[chosen]
-        logits = model(rules.augment(images, number()))
-        slope = rules.slope(logits.detach(), labels)
+        logits = model((yield "augment", (images, number())))
+        slope = yield "slope", (logits.detach(), labels)
         gradients = torch.autograd.grad(logits, parameters, slope)
         hidden = [place.hidden(gradient) for place, gradient in zip(coordinates, gradients)]
-        updates, states = rules.update(hidden, states, step, steps, entry["rate"])
+        updates, states = yield "update", (hidden, states, step, steps, entry["rate"])
         with torch.no_grad():
             for parameter, place, update in zip(parameters, coordinates, updates):
                 parameter.sub_(place.shown(update))
     return model.eval()
+
+
+def trained_together(
+    entry: Mapping[str, Any],
+    runs: Sequence[tuple[ImageData, int]],
+    steps: int,
+    answers: Callable[[str, list[tuple[Any, ...]]], Sequence[Any]],
+) -> list[nn.Sequential]:
+    """Train the model of an entry on each pair of images and seed, step by step at the same time.
+
+    Each model is the one that :func:`trained` returns. If the rules are in another process, one message
+    serves all runs.
+
+    Args:
+        answers: gets the name of a rule and its arguments in each run, and returns its results.
+
+    Raises:
+        UserError: :func:`refusal` has a reason.
+    """
+    going = [training(entry, data, steps, seed) for data, seed in runs]
+    results: Sequence[Any] = [None] * len(going)
+    while True:
+        asked: list[Asked] = []
+        models: list[nn.Sequential] = []
+        for run, result in zip(going, results):
+            try:
+                asked.append(run.send(result))
+            except StopIteration as end:  # all runs have the same number of steps
+                models.append(end.value)
+        if not asked:
+            return models
+        results = answers(asked[0][0], [values for _, values in asked])
+
+
+def trained(entry: Mapping[str, Any], data: ImageData, steps: int, seed: int, rules: Rules) -> nn.Sequential:
+    """Train the model of an entry for ``steps`` steps, and return it ready for the test.
+
+    Args:
+        seed: of the initial weights, the order of the images, the coordinates, and what ``augment`` gets.
+
+    Raises:
+        UserError: :func:`refusal` has a reason.
+    """
+
+    def answers(name: str, calls: list[tuple[Any, ...]]) -> list[Any]:
+        return [getattr(rules, name)(*values) for values in calls]
+
+    return trained_together(entry, [(data, seed)], steps, answers)[0]
 
 
 @torch.no_grad()

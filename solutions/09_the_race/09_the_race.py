@@ -4,7 +4,7 @@
 # **What you will do.** You enter a race: the most accurate model that can be trained with **half a billion
 # floating-point operations**. The course's grader trains every entry itself, on images that no student has seen, so the race is fair on any
 # machine. You count what a model costs, write the update rule and the augmentation, compare entries as a measurement
-# should be made, and keep the record that lets another person repeat a run. Then you race: 75 % is a good entry, 85 % a
+# should be made, and keep the record that lets another person repeat a run. Then you race: 70 % is a good entry, 80 % a
 # very good one.
 #
 # You should know the parts of a training step and a learning-rate schedule (lab 06); lab 07 helps with the update rule. The core exercises,
@@ -440,7 +440,7 @@ lab.check("track")
 # run have at least? Which layer costs most, and what does a stride before it save? How many channels does a model need? Change one thing at a time.
 #
 # Each of the three checks of the accuracy makes **four runs** on its own images and seeds, in which your functions may use 40 seconds of
-# computing time. Points: a valid entry (1); better than the baseline, shown (2); 75 % in the mean (2); 85 % (3). Four runs have an interval of
+# computing time. Points: a valid entry (1); better than the baseline, shown (2); 70 % in the mean (2); 80 % (3). Four runs have an interval of
 # several points, so aim above the line.
 
 # %% nbgrader={"grade_id": "race", "solution": true}

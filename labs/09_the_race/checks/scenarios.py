@@ -1,4 +1,5 @@
-"""What runs beside the student's code: one call, without the library's form; a part of a run; a gradient."""
+"""What runs beside the student's code: one call, without the library's form; a part of a run; one step of
+several runs."""
 
 from __future__ import annotations
 
@@ -60,7 +61,20 @@ def repeated(student, gradients, states, steps, rate):
 
 
 @scenario
-def loss_slope(student, logits, labels):
-    """The gradient of the loss by the logits."""
-    held = logits.clone().requires_grad_()
-    return torch.autograd.grad(student.loss(held, labels), held)[0]
+def augmented_in_each(student, images, seeds):
+    """The augmented images of one step of several runs."""
+    return [student.augment(each, seed) for each, seed in zip(images, seeds)]
+
+
+@scenario
+def slopes_in_each(student, logits, labels):
+    """The gradient of the loss by the logits, in one step of several runs."""
+    held = [each.clone().requires_grad_() for each in logits]
+    return [torch.autograd.grad(student.loss(x, y), x)[0] for x, y in zip(held, labels)]
+
+
+@scenario
+def updated_in_each(student, gradients, states, step, steps, rate):
+    """The updates and the states after one step of several runs."""
+    with torch.no_grad():
+        return [list(student.update(row, kept, step, steps, rate)) for row, kept in zip(gradients, states)]

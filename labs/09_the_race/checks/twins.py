@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dlo_lib.base.one_thread import one_torch_thread
 from dlo_lib.grading.checks.twins import twin
 from dlo_lib.labkit import race
 
@@ -63,13 +64,11 @@ def turned(before: Tensor, after: Tensor) -> Tensor:
 @twin
 def baseline_scores(seeds: tuple[tuple[int, int], ...]) -> list[float]:
     """Return the accuracies of the baseline, for each seed of the images and of the run."""
-    scores = []
-    for images, run in seeds:
-        data = race.images_of(images)
-        steps = race.steps_of(race.BASELINE)
-        model = race.trained(race.BASELINE, data, steps, run, race.BASELINE_RULES)
-        scores.append(race.accuracy(model, data))
-    return scores
+    runs = [(race.images_of(images), run) for images, run in seeds]
+    steps, rules = race.steps_of(race.BASELINE), race.BASELINE_RULES
+    with one_torch_thread():
+        models = [race.trained(race.BASELINE, data, steps, run, rules) for data, run in runs]
+        return [race.accuracy(model, data) for model, (data, _) in zip(models, runs)]
 
 
 T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
