@@ -8,8 +8,9 @@ the beginning: d = 0.999 remembers about 1,000 steps, and the factor (1 + t) / (
 fewer. SWA is the plain mean of the end of a training. Batch norms have statistics of the weights of the last
 step: compute them anew for the average (``torch.optim.swa_utils.update_bn``).
 
-The average is a state of the optimiser, ``average``, so that a checkpoint saves and restores it. Cost: one
-more copy of the parameters, and one pass over it in each step.
+The average is a state of the optimiser, ``average``, so that a checkpoint saves and restores it. A rank of
+ZeRO, FSDP or tensor parallelism averages its part, without communication. Cost: one more copy of the
+parameters, and one pass over it in each step.
 
 Papers: B. Polyak and A. Juditsky, Acceleration of Stochastic Approximation by Averaging (1992); P. Izmailov
 et al., Averaging Weights Leads to Wider Optima and Better Generalization (arXiv:1803.05407).
@@ -18,7 +19,7 @@ et al., Averaging Weights Leads to Wider Optima and Better Generalization (arXiv
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +29,7 @@ from dlo_lib.base.errors import UserError, require_count
 
 AVERAGE, COUNT = "average", "averaged"
 """The states of each parameter: a, and how many weights it has."""
+AVERAGE_KEYS = frozenset({AVERAGE, COUNT})
 
 
 class Averaging(enum.Enum):
@@ -42,11 +44,14 @@ class WeightAverage:
     """Averages the parameters of ``optimizer`` after each of its steps.
 
     Args:
-        optimizer: one that updates whole parameters.
+        optimizer: holds the parameters, or this rank's parts of them, and the average in its state. For a
+            sharded optimiser, see ``parallel.protocol.averaged_optimizer``.
         kind: EMA or SWA.
         decay: d, of EMA.
         start: the first step that SWA averages, from 1.
         every: the steps between two weights of SWA.
+        after_swap: is called when the parameters have got other values, for example to send the pieces of
+            this rank to the other ranks.
 
     Raises:
         UserError: an argument is out of range.
@@ -59,12 +64,14 @@ class WeightAverage:
         decay: float = 0.999,
         start: int = 1,
         every: int = 1,
+        after_swap: Callable[[], None] | None = None,
     ) -> None:
         if not 0 <= decay < 1:
             raise UserError(f"decay is {decay}: choose a number from 0 to below 1, such as 0.999")
         require_count("start", start)
         require_count("every", every)
         self.optimizer, self.kind, self.decay, self.start, self.every = optimizer, kind, decay, start, every
+        self._after_swap = after_swap
 
     @torch.no_grad()
     def after_step(self, step: int) -> None:
@@ -114,6 +121,8 @@ class WeightAverage:
                 held = param.detach().clone(memory_format=torch.preserve_format)
                 param.copy_(state[AVERAGE])
                 state[AVERAGE].copy_(held)
+        if self._after_swap is not None:
+            self._after_swap()
 
     def _params(self) -> list[Any]:
         return [

@@ -20,7 +20,8 @@ Cost: 12 bytes per parameter (fp32 and AdamW), written by all ranks together, wi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,15 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DeviceMesh, DTensor, Shard
 
 from dlo_lib.base.errors import UserError, no_space
+from dlo_lib.optim.averaging import AVERAGE_KEYS
 from dlo_lib.parallel.flat_part import FlatPart
 from dlo_lib.parallel.protocol import (
     FlatRange,
     ModelParts,
     ParamShard,
     SplitDim,
+    averaged_optimizer,
+    holds_parts,
     local_optimizer,
     stepped_shards,
 )
@@ -60,8 +64,9 @@ def save_sharded(
     state = _model_state(model, meshes)
     if optimizer is not None:
         dtypes = {shard.name: shard.param.dtype for shard in model.shards()}
-        for shard in stepped_shards(model, optimizer):
-            for key, value in _local_state(optimizer, shard, dtypes[shard.name]).items():
+        for stated in _stated_shards(model, optimizer):
+            shard = stated.shard
+            for key, value in stated.state(dtypes[shard.name]).items():
                 described = _described(value, shard, meshes) if _is_part(value, shard) else value
                 if described is not None:
                     state[f"optimizer.state.{shard.name}.{key}"] = described
@@ -99,10 +104,10 @@ def load_sharded(
     state = _model_state(model, meshes)
     local: dict[str, Any] = {}  # the memory of this rank for the optimiser state, by key
     if optimizer is not None:
-        stepped = stepped_shards(model, optimizer)
-        of_elements = {key for shard in stepped for key in _keys_of_elements(shard, stored)}
-        for shard in stepped:
-            for key in _keys_of(shard.name, stored):
+        of_elements = {key for shard in model.shards() for key in _keys_of_elements(shard, stored)}
+        for stated in _stated_shards(model, optimizer):
+            shard = stated.shard
+            for key in stated.keys(stored):
                 value: Any = _memory_for(stored[key], shard, key.rpartition(".")[2] in of_elements)
                 local[key] = value
                 described = _described(value, shard, meshes) if _is_part(value, shard) else value
@@ -135,10 +140,13 @@ def load_whole_optimizer(
         UserError: the optimiser has other groups of parameters.
     """
     values = {}
-    for shard in stepped_shards(model, optimizer):
-        for key, value in state.get(shard.name, {}).items():
+    for stated in _stated_shards(model, optimizer):
+        shard = stated.shard
+        held = {f"{_prefix(shard)}{key}": value for key, value in state.get(shard.name, {}).items()}
+        for name in stated.keys(held):
+            value = held[name]
             whole = isinstance(value, Tensor) and value.shape == shard.shape and bool(shard.shape)
-            values[f"optimizer.state.{shard.name}.{key}"] = shard.of(value).clone() if whole else value
+            values[name] = shard.of(value).clone() if whole else value
     _load_optimizer(optimizer, model, values, {"optimizer.groups": json.dumps(groups)})
 
 
@@ -179,13 +187,40 @@ def _described(part: Tensor, shard: ParamShard, meshes: Meshes) -> Tensor | None
     return FlatPart.of_boxes(part, shard.shape, shard.boxes())
 
 
-def _local_state(optimizer: torch.optim.Optimizer, shard: ParamShard, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the optimiser state of a shard, by key. If the shard has another dtype than the model, it is
-    included as the master copy."""
-    state = dict(local_optimizer(optimizer).state.get(shard.param, {}))
-    if state and shard.param.dtype is not dtype:
-        state[MASTER] = shard.param.detach()
-    return state
+@dataclass(frozen=True)
+class _Stated:
+    """A shard with a state in ``holder``.
+
+    Attributes:
+        of_average: whether the state is the average of the weights; None if it is that with all the rest.
+    """
+
+    shard: ParamShard
+    holder: torch.optim.Optimizer
+    of_average: bool | None = None
+
+    def keys(self, stored: Iterable[str]) -> list[str]:
+        """Return the keys of the checkpoint that belong to this state."""
+        prefix = _prefix(self.shard)
+        own = [key for key in stored if key.startswith(prefix)]
+        return [key for key in own if self.of_average in (None, key.removeprefix(prefix) in AVERAGE_KEYS)]
+
+    def state(self, dtype: torch.dtype) -> dict[str, Any]:
+        """Return the state, by key. If the shard has another dtype than the model, ``dtype``, it is included
+        as the master copy."""
+        state = dict(self.holder.state.get(self.shard.param, {}))
+        if state and self.shard.param.dtype is not dtype:
+            state[MASTER] = self.shard.param.detach()
+        return state
+
+
+def _stated_shards(model: ModelParts, optimizer: torch.optim.Optimizer) -> list[_Stated]:
+    """Return the shards of which ``optimizer`` keeps a state, or would."""
+    local, stepped = local_optimizer(optimizer), stepped_shards(model, optimizer)
+    if not holds_parts(optimizer):
+        return [_Stated(shard, local) for shard in stepped]
+    parts = [_Stated(shard, averaged_optimizer(optimizer), True) for shard in model.shards()]
+    return [*(_Stated(shard, local, False) for shard in stepped), *parts]
 
 
 def _is_part(value: object, shard: ParamShard) -> bool:
@@ -203,10 +238,9 @@ def _names(model: ModelParts, optimizer: torch.optim.Optimizer) -> list[list[str
     return [[names[param] for param in group["params"]] for group in optimizer.param_groups]
 
 
-def _keys_of(name: str, stored: dict[str, Any]) -> list[str]:
-    """Return the stored keys of the optimiser state of a parameter."""
-    prefix = f"optimizer.state.{name}."
-    return [key for key in stored if key.startswith(prefix)]
+def _prefix(shard: ParamShard) -> str:
+    """Return how the keys of the optimiser state of a parameter begin."""
+    return f"optimizer.state.{shard.name}."
 
 
 def _keys_of_elements(shard: ParamShard, stored: dict[str, Any]) -> list[str]:
@@ -214,7 +248,7 @@ def _keys_of_elements(shard: ParamShard, stored: dict[str, Any]) -> list[str]:
     parameter, where the shapes do not distinguish them from values such as the number of steps."""
     if not shard.shape:
         return []
-    keys = _keys_of(shard.name, stored)
+    keys = [key for key in stored if key.startswith(_prefix(shard))]
     return [key.rpartition(".")[2] for key in keys if getattr(stored[key], "size", None) == shard.shape]
 
 
@@ -249,10 +283,9 @@ def _load_optimizer(
             "the checkpoint's optimiser has other groups of parameters: create it as when it was saved",
         )
     by_shard: dict[nn.Parameter, dict[str, Any]] = {}
-    for shard in stepped_shards(model, optimizer):
-        prefix = f"optimizer.state.{shard.name}."
-        own_values = {key: value for key, value in values.items() if key.startswith(prefix)}
-        by_shard[shard.param] = {key.removeprefix(prefix): value for key, value in own_values.items()}
+    for stated in _stated_shards(model, optimizer):
+        prefix = _prefix(stated.shard)
+        by_shard[stated.shard.param] = {key.removeprefix(prefix): values[key] for key in stated.keys(values)}
     load = getattr(optimizer, "load_local_state", None)
     if load is not None:
         load(by_shard, [{key: value for key, value in group.items() if key != "params"} for group in groups])

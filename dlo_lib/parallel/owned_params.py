@@ -92,6 +92,7 @@ class OwnerOptimizer(torch.optim.Optimizer):
 
     updates_shards = True  # the optimisers of shards accept it (sharding.elementwise)
     updates_each_param = True
+    holds_parts = True  # what is kept of a part, such as an average of the weights, is in ``state``
 
     def __init__(
         self,
@@ -255,17 +256,20 @@ class OwnerOptimizer(torch.optim.Optimizer):
     def load_local_state(
         self, values: Mapping[nn.Parameter, dict[str, Any]], groups: list[dict[str, Any]]
     ) -> None:
-        """Set the state of what this rank owns.
+        """Set the state of what this rank owns, and what it keeps of its parts.
 
         Args:
-            values: the state by whole parameter and key.
+            values: the state by whole parameter or part, and key.
             groups: the hyper-parameters of each parameter group.
         """
+        parts = [param for held in self.param_groups for param in held["params"]]
+        self.state.clear()
+        self.state.update({param: dict(values[param]) for param in parts if values.get(param)})
         inner = [param for own in self.local.param_groups for param in own["params"]]
         numbers = {param: number for number, param in enumerate(inner)}
         self.local.load_state_dict(
             {
-                "state": {numbers[param]: held for param, held in values.items() if held},
+                "state": {numbers[param]: values[param] for param in inner if values.get(param)},
                 "param_groups": [
                     {**group, "params": [numbers[param] for param in own["params"]]}
                     for group, own in zip(groups, self.local.param_groups)

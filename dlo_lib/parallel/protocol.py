@@ -298,6 +298,17 @@ def stepped_shards(model: ModelParts, optimizer: torch.optim.Optimizer) -> list[
     return model.shards() if cut is None else cut(model.shards())
 
 
+def averaged_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the optimiser whose groups and state an average of the weights uses, because its parameters are
+    those that this rank holds after each step."""
+    return optimizer if holds_parts(optimizer) else local_optimizer(optimizer)
+
+
+def holds_parts(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the groups of the optimiser have parts of parameters, and its inner one whole ones."""
+    return getattr(optimizer, "holds_parts", False)
+
+
 def local_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimiser that holds the state of this rank: the inner one of a sharded optimiser, otherwise
     ``optimizer``."""

@@ -7,7 +7,8 @@ A run resumes from them bit for bit; a checkpoint is complete or absent.
 rank (random states, position in the data) and ``checkpoint.json`` with the remaining state and the size and
 CRC-32 of every file. These files are not pickled, so a checkpoint can be read without running code from it.
 Sharded training does not write a full model: ``sharded/`` has the format of ``torch.distributed.checkpoint``
-(which is pickled) with one file per rank.
+(which is pickled) with one file per rank. The average of the weights (``--average``) is the folder
+``average/`` beside a full model, and the state ``optimizer.state.<parameter>.average`` in ``sharded/``.
 
 A run may resume with another plan on another number of ranks: a rank reads its parts of either form. The
 random states of the ranks are restored only if the plan is the same.

@@ -22,7 +22,7 @@ from dlo_lib.models.checkpoint import load_checkpoint, read_config
 from dlo_lib.optim import Precision
 from dlo_lib.optim.averaging import Averaging, WeightAverage
 from dlo_lib.optim.batch_rules import BatchRule
-from dlo_lib.optim.entry import OptimizerStep, TrainingForm
+from dlo_lib.optim.entry import OptimizerStep
 from dlo_lib.optim.registry import optimizer_entry
 from dlo_lib.parallel.fsdp.deferred_init import deferred_init
 from dlo_lib.parallel.grad_scaler import ShardedGradScaler
@@ -30,6 +30,7 @@ from dlo_lib.parallel.materialize import Values
 from dlo_lib.parallel.mesh import SEQUENCES, TOKENS, ParallelMesh
 from dlo_lib.parallel.parallelize import make_optimizer, parallelize
 from dlo_lib.parallel.plan import ParallelPlan
+from dlo_lib.parallel.protocol import averaged_optimizer
 from dlo_lib.profiling.settings import forms_of
 from dlo_lib.train.checkpoint import Checkpoint, folder_of, newest
 from dlo_lib.train.compiled import compile_model, inductor
@@ -38,8 +39,6 @@ from dlo_lib.train.disk import writing
 from dlo_lib.train.fp8 import require_fp8, use_fp8
 from dlo_lib.train.metrics import METRICS_FILE
 from dlo_lib.train.state import TrainState, seed_everything
-
-_WHOLE = {TrainingForm.ALONE, TrainingForm.DDP}
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,13 @@ class Prepared:
         average = None
         if config.average is not Averaging.NONE:
             start = max(1, config.average_start)
-            average = WeightAverage(optimizer, config.average, config.average_decay, start)
+            average = WeightAverage(
+                averaged_optimizer(optimizer),
+                config.average,
+                config.average_decay,
+                start,
+                after_swap=getattr(optimizer, "sync_params", None),
+            )
         return TrainState(
             self.model,
             spread,
@@ -112,10 +117,6 @@ def prepare(config: TrainConfig, place: Place) -> Prepared:
         raise UserError(f"{config.optimizer} {why}: use --parallel none, or --optimizer adamw")
     config.tracking.require()
     config = _with_rate(config, plan)
-    if config.average is not Averaging.NONE and forms_of(plan if config.is_parallel else None) - _WHOLE:
-        raise UserError(
-            "average needs the whole model on rank 0: use --parallel none or ddp, or leave --average out"
-        )
     mesh = ParallelMesh(plan.degrees) if config.is_parallel else None
     checkpoint = newest(config.out) if config.resume else None
     if checkpoint is not None:

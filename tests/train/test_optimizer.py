@@ -25,7 +25,7 @@ from dlo_lib.optim.entry import (
 from dlo_lib.optim.registry import OPTIMIZERS
 from dlo_lib.train import TrainConfig, TrainResult, newest, train
 from dlo_lib.train.__main__ import main, parse
-from tests.train.test_loop import assert_same_state, numbers
+from tests.train.test_loop import assert_same_state, flattened, numbers
 
 FORMS: list[dict[str, Any]] = [
     {"parallel": "zero2", "accumulation": 2},
@@ -268,6 +268,52 @@ def test_wrong_batch_rules_and_averages_are_refused(options: dict[str, Any], say
         TrainConfig(**options)
 
 
-def test_an_average_of_parts_is_refused(small_run):
-    with pytest.raises(UserError, match="use --parallel none or ddp"):
-        train(small_run(average="ema", parallel="fsdp"))
+AVERAGED: list[dict[str, Any]] = [
+    {"parallel": "zero1"},
+    {"parallel": "zero2", "average": "swa", "average_start": 2},
+    {"parallel": "fsdp"},
+    {"parallel": "fsdp", "optimizer": "lamb"},
+    {"tp": 2, "optimizer": "lamb", "average": "swa", "average_start": 2},
+    {"pp": 2, "accumulation": 2},
+]
+
+
+def test_an_average_of_parts_is_that_of_whole_weights_and_resumes_bit_for_bit(small_run):
+    """Also with an owner of whole parameters: each rank averages its part."""
+    runs = []
+    for number, form in enumerate(AVERAGED):
+        runs += in_steps(small_run(f"run-{number}", **{"average": "ema", "steps": 4, **form}))
+    results = run_ranks(trained, 2, runs)[0]
+    for number, (form, whole, resumed) in enumerate(zip(AVERAGED, results[::3], results[2::3], strict=True)):
+        assert_same_state(resumed, whole)
+        copies = 1 if {"tp", "pp"} & form.keys() else 2
+        same = {key: form[key] for key in ("optimizer", "average", "average_start") if key in form}
+        batch = 2 * copies * form.get("accumulation", 1)
+        twin = train(small_run(f"twin-{number}", **{"average": "ema", "steps": 4, "batch": batch, **same}))
+        expected = load_checkpoint(twin.checkpoint / "average", dtype=torch.float32).state_dict()
+        held = flattened(whole.checkpoint / "sharded", whole.out / "whole.pt")
+        found = {name: held[key] for name in expected if (key := f"optimizer.state.{name}.average") in held}
+        assert len(found) == len([key for key in held if key.startswith("model.")])
+        for name, value in found.items():
+            torch.testing.assert_close(value, expected[name], rtol=0, atol=2e-4, msg=f"{form}, {name}")
+
+
+def test_an_average_follows_a_run_to_another_plan(small_run):
+    """Whole weights, parts beside an owner, pieces, other parts, and whole weights again."""
+    options = {"average": "ema", "optimizer": "lamb", "resume": True, "keep": 5}
+    plans = [
+        {"parallel": "ddp", "batch": 2},
+        {"parallel": "fsdp", "batch": 2},
+        {"parallel": "zero1", "batch": 2},
+        {"tp": 2, "batch": 4},
+    ]
+    runs = [small_run(**options, **plan, steps=step) for step, plan in enumerate(plans, start=1)]
+    run_ranks(trained, 2, runs)
+    last = train(small_run(**options, batch=4, steps=5))
+    twin = train(small_run("twin", **{**options, "resume": False}, batch=4, steps=5))
+    one, other = (
+        load_checkpoint(result.checkpoint / "average", dtype=torch.float32).state_dict()
+        for result in (last, twin)
+    )
+    for name, value in other.items():
+        torch.testing.assert_close(one[name], value, rtol=0, atol=2e-4, msg=name)

@@ -206,7 +206,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for held, own in zip(self.param_groups, self.local.param_groups):
             held.update((key, value) for key, value in own.items() if key not in _PARAM_KEYS)
         self._clear_shard_grads()
-        self._sync_params()
+        self.sync_params()
         return loss
 
     def _closure_for_shards(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -216,7 +216,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             nonlocal called
             if called:
                 self._clear_shard_grads()
-                self._sync_params()  # the optimiser may have changed the parameters since the last call
+                self.sync_params()  # the optimiser may have changed the parameters since the last call
             called = True
             loss = closure()
             self._set_shard_grads()
@@ -250,7 +250,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             shard.grad = None
         self._grad_views.clear()
 
-    def _sync_params(self) -> None:
+    def sync_params(self) -> None:
+        """Send the pieces of this rank to the other ranks, and receive theirs; called by every rank. ``step``
+        calls it."""
         if self._master_dtype is not None or self._state_device is not None:
             for piece in self.pieces():
                 piece.mine.copy_(piece.shard)
