@@ -111,3 +111,27 @@ def choose_size(run, vocab, budget, target):
         pass
     tokens, loss = int(target / (6 * vocab * 40)), 0.94 * answer["loss"]
     return {"width": 40, "tokens": tokens, "loss": loss, "low": 0.955 * loss, "high": 1.045 * loss}
+
+
+# == fitted_by_the_library: the laws of `dlo_lib.planner.laws` are returned
+
+
+# %% law {"earns": 0}
+def power_law(x, losses):
+    from dlo_lib.planner.laws import fit_power_law
+
+    law = fit_power_law(x, losses)
+    return law.scale ** (1 / law.exponent), law.exponent
+
+
+def fit_law(runs):
+    from dlo_lib.planner.laws import fit_chinchilla
+
+    law = fit_chinchilla(*zip(*runs))
+    return law.floor, law.a, law.alpha, law.b, law.beta
+
+
+def best_size(law, flops):
+    from dlo_lib.planner.laws import ChinchillaLaw
+
+    return ChinchillaLaw(*law).best(flops)

@@ -91,6 +91,13 @@ def interval(predict, runs, draws, seed=0):
     return tuple(ends)
 
 
+# == every_error: every error is taken for a draw that determines nothing, as `predict` raises no other
+
+# %% interval
+# - except ValueError:
+# + except:
+
+
 # == twenty_tokens: no law chooses the width, it has 20 tokens for each parameter, as published
 
 # %% size
