@@ -1,7 +1,7 @@
 # Right answers that look unlike the solution.
 
 
-# == smoothed_labels: half of the rate, smoothed labels, and tuples in place of lists
+# == smoothed_labels: smoothed labels, a loss five times as large at a fifth of the rate, and tuples
 
 # %% race
 ENTRY = {
@@ -13,7 +13,7 @@ ENTRY = {
 
 
 def loss(logits, labels):
-    return F.cross_entropy(logits, labels, label_smoothing=0.05)
+    return 5 * F.cross_entropy(logits, labels, label_smoothing=0.05)
 
 
 # == by_the_shapes: PyTorch runs the model on the meta device, and the shapes are counted
