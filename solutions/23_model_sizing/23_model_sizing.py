@@ -4,7 +4,7 @@
 # **What you will do.** A budget of GPU hours is given. Which size of model, on how many tokens, and which loss will it
 # reach? You count parameters and FLOPs of **Llama 3.3 70B**, **ViT-G** and **CoAtNet** from their configurations, fit
 # scaling laws (Kaplan, Chinchilla) to trainings of a tenth of a second, and then answer the question for a language that
-# you have not seen: ten trainings from a budget that is kept for you, a prediction with an interval, and the training
+# you have not seen: eight trainings from a budget that is kept for you, a prediction with an interval, and the training
 # that shows whether you were right.
 #
 # You need no GPU. Builds on lab 13 (parameters and memory of Llama 3.2 3B).
@@ -494,7 +494,7 @@ print(f"trained {loss:.3f}")
 # | the predicted loss is within 5 %, and within 1.8 % in the mean of four languages | |
 # | the trained loss lies in the interval, which is at most 12 % of it wide | |
 #
-# Advice: three valleys whose FLOPs differ by a factor of 2, with three widths each; the sum must stay below the budget and each run below a fifth of
+# Advice: three valleys whose FLOPs differ by a factor of 2, with two or three widths each; the sum must stay below the budget and each run below a fifth of
 # it. Very small runs mislead more than they help. The best models have some 10 to 60 tokens for each parameter. A run of less than 256 tokens is an error.
 #
 # The bootstrap does not know that the *law* is wrong, which it always is a little: make the interval at least $\pm 3$ % of the loss. Often this
