@@ -14,6 +14,7 @@ Optimisers:
 - ``lamb``: Adam with one rate for each layer
 - ``muon``: orthogonal updates of matrices
 - ``soap``: Adam in the eigenbases of Shampoo
+- ``adafactor``: Adam's second moment from means of rows and columns
 - ``adamw_8bit``: AdamW with states of 8 bits
 - ``schedule_free``: AdamW with an average in place of a schedule
 - ``flat_moments``: Adam's averages as one tensor, for optimisers that send them in one bit

@@ -17,6 +17,7 @@ import torch
 from dlo_lib.base.errors import unknown_name
 from dlo_lib.kernels.adamw import FusedAdamW
 from dlo_lib.optim import adamw_8bit, muon, soap
+from dlo_lib.optim.adafactor import Adafactor
 from dlo_lib.optim.entry import (
     RATE_AND_DECAY,
     STEP_COUNT,
@@ -24,6 +25,7 @@ from dlo_lib.optim.entry import (
     OptimizerState,
     OptimizerStep,
     ShapeBy,
+    StateShape,
     StepMemory,
     TrainingForm,
     UpdateReach,
@@ -56,7 +58,7 @@ _SGD_STEPS = {
 }
 # The look-ahead gradient. The foreach step adds it to the gradients in place.
 _NESTEROV_STEPS = _SGD_STEPS | {OptimizerStep.FOR_LOOP: StepMemory(of_largest=4, of_successive=4)}
-# The update of Lion, LAMB and LARS.
+# The update of Lion, LAMB, LARS and Adafactor.
 _UPDATE_STEPS = {
     OptimizerStep.FOREACH: StepMemory(of_all=4),
     OptimizerStep.FOR_LOOP: StepMemory(of_largest=4, of_successive=4),
@@ -148,6 +150,18 @@ OPTIMIZERS: Mapping[str, OptimizerEntry] = {
         _ADAM_SETTINGS,
         reach=UpdateReach.PARAMETER,
         embeddings={"eight_bits": False},
+    ),
+    "adafactor": OptimizerEntry(
+        Adafactor,
+        (
+            STEP_COUNT,
+            OptimizerState("row_var", StateShape.ROWS),
+            OptimizerState("col_var", StateShape.COLUMNS),
+            OptimizerState("variance", StateShape.VECTOR),
+        ),
+        _UPDATE_STEPS,
+        RATE_AND_DECAY | {"beta2_decay", "eps", "d"},
+        reach=UpdateReach.PARAMETER,
     ),
     "schedule-free": OptimizerEntry(
         ScheduleFreeAdamW,

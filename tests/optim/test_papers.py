@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dlo_lib.base.errors import UserError
+from dlo_lib.optim.adafactor import Adafactor
 from dlo_lib.optim.adamw_8bit import AdamW8bit, code_book, dequantised, quantised
 from dlo_lib.optim.lamb import LAMB
 from dlo_lib.optim.lars import LARS
@@ -85,6 +86,26 @@ def muon(p: Array, nesterov: bool, spectral: bool) -> Any:
         p = p - lr * factor * newton_schulz(u).reshape(p.shape)
 
 
+def adafactor(p: Array, d: float) -> Any:
+    """V is an outer product, computed element by element."""
+    rows, columns, variance, t = 0.0, 0.0, 0 * p, 0
+    while True:
+        g, lr = yield p
+        t += 1
+        share = t**-0.8
+        length = max(0.5, float(np.sqrt((p * p).mean()))) * min(lr, 1 / np.sqrt(t))
+        p = p * (1 - lr * DECAY)
+        if p.ndim > 1:
+            rows = (1 - share) * rows + share * (g * g).mean(-1)
+            columns = (1 - share) * columns + share * (g * g).mean(-2)
+            v = np.einsum("...i,...j->...ij", rows, columns)
+            v = v / np.maximum(np.asarray(rows).mean(-1), EPS)[..., None, None]
+        else:
+            v = variance = (1 - share) * variance + share * g * g
+        u = g / np.sqrt(np.maximum(v, EPS * EPS))
+        p = p - length * u / max(1.0, float(np.sqrt((u * u).mean())) / d)
+
+
 def schedule_free(p: Array) -> Any:
     x, z, v, rates = p, p, 0 * p, []
     while True:
@@ -128,6 +149,11 @@ def soap(p: Array, max_side: int) -> Any:
 
 ADAM: dict[str, Any] = {"betas": BETAS, "eps": EPS}
 CASES: dict[str, tuple[Callable[..., torch.optim.Optimizer], Callable[[Array], Any]]] = {
+    "adafactor": (partial(Adafactor, eps=(EPS, 0.5)), partial(adafactor, d=1.0)),
+    "adafactor, one by one": (
+        partial(Adafactor, eps=(EPS, 0.5), d=0.3, foreach=False),
+        partial(adafactor, d=0.3),
+    ),
     "lamb": (partial(LAMB, **ADAM), lamb),
     "lamb, one by one": (partial(LAMB, **ADAM, foreach=False), lamb),
     "lars": (partial(LARS, trust=0.1), partial(lars, nesterov=False)),
@@ -233,6 +259,43 @@ def test_muon_is_that_of_pytorch(scale: str, name: str):
         other.step()
     for my_param, its in zip(mine, theirs):
         torch.testing.assert_close(my_param, its, rtol=0, atol=0.01)  # bf16
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_adafactor_is_that_of_pytorch_step_by_step(dtype: torch.dtype, foreach: bool):
+    """Also with rows without a gradient, a parameter of zeros, large gradients and another rate in each
+    step."""
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES]
+    start[1].zero_()
+    mine, theirs = ([nn.Parameter(value.clone()) for value in start] for _ in range(2))
+    options: dict[str, Any] = {"weight_decay": 0.3, "foreach": foreach}
+    one, other = Adafactor(mine, **options), torch.optim.Adafactor(theirs, **options)
+    close = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.02}[dtype]
+    for step in range(6):
+        for my_param, its in zip(mine, theirs):
+            grad = (torch.randn(its.shape, generator=generator) * 10.0 ** (step - 3)).to(dtype)
+            if grad.ndim > 1:
+                grad[0] = 0
+            my_param.grad, its.grad = grad, grad.clone()
+        for optimizer in (one, other):
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 + step)
+            optimizer.step()
+        for my_param, its in zip(mine, theirs):
+            torch.testing.assert_close(my_param, its, rtol=close, atol=close)
+            held, peer = one.state[my_param], other.state[its]
+            assert held.keys() == peer.keys()
+            for key, value in peer.items():
+                torch.testing.assert_close(held[key], value, rtol=close, atol=0)
+
+
+def test_the_state_of_adafactor_is_a_row_and_a_column():
+    param = nn.Parameter(torch.ones(300, 200))
+    param.grad = torch.ones(300, 200)
+    optimizer = Adafactor([param])
+    optimizer.step()
+    assert sum(value.numel() for value in optimizer.state[param].values()) == 300 + 200 + 1
 
 
 def test_a_group_may_leave_muon_and_an_unknown_scale_is_one_line():

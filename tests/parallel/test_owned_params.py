@@ -122,7 +122,7 @@ def rank_is_refused() -> None:
 
 def test_what_it_cannot_do_is_refused_in_one_sentence():
     run_ranks(rank_is_refused, 2)
-    for name in ("muon", "lamb"):
+    for name in ("muon", "lamb", "adafactor"):
         entry = OPTIMIZERS[name]
         assert entry.wrong_under({TrainingForm.FSDP, TrainingForm.TP}) is None
         assert "of which a rank has a part with zero1 with tp" in str(

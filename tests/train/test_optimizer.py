@@ -13,14 +13,8 @@ from dlo_lib.base.errors import UserError
 from dlo_lib.launch import run_ranks
 from dlo_lib.models.checkpoint import load_checkpoint
 from dlo_lib.optim.entry import (
-    STEP_COUNT,
-    OptimizerEntry,
-    OptimizerState,
     OptimizerStep,
-    StateShape,
-    StepMemory,
     TrainingForm,
-    UpdateReach,
 )
 from dlo_lib.optim.registry import OPTIMIZERS
 from dlo_lib.train import TrainConfig, TrainResult, newest, train
@@ -41,20 +35,6 @@ ALONE: list[dict[str, Any]] = [
 
 RATES = {"rmsprop": 1e-4, "lars": 10.0, "lamb": 0.1}
 """Rates of optimisers whose steps have another length than AdamW's."""
-
-
-FACTORED = OptimizerEntry(
-    torch.optim.Adafactor,
-    (
-        STEP_COUNT,
-        OptimizerState("row_var", StateShape.ROWS),
-        OptimizerState("col_var", StateShape.COLUMNS),
-        OptimizerState("variance", StateShape.VECTOR),
-    ),
-    {OptimizerStep.FOREACH: StepMemory(of_all=4), OptimizerStep.FOR_LOOP: StepMemory(of_largest=4)},
-    reach=UpdateReach.PARAMETER,
-)
-"""An optimiser that needs whole parameters, which only these tests enter."""
 
 
 def in_steps(config: TrainConfig) -> tuple[TrainConfig, TrainConfig, TrainConfig]:
@@ -100,43 +80,13 @@ def test_every_kind_of_state_resumes_on_two_ranks_bit_for_bit(small_run):
         assert_same_state(resumed, whole)
 
 
-def trained_with_another(configs: list[dict[str, Any]]) -> list[TrainResult | str]:
-    """Return the result of each configuration with a new entry, or its refusal."""
-    from dlo_lib.optim import registry  # that of the rank; this function comes with a copy of its globals
-
-    registry.OPTIMIZERS["adafactor"] = FACTORED  # type: ignore[index]
-    results: list[TrainResult | str] = []
-    for options in configs:
-        try:
-            results.append(train(TrainConfig(**options, optimizer="adafactor")))
-        except UserError as error:
-            results.append(str(error))
-    return results
-
-
 def test_an_entry_that_needs_whole_parameters_trains_where_ranks_have_them(small_run):
     """In DDP, in ZeRO stages 1 and 2 with whole parameters as parts, and in FSDP at an owner."""
-    given = small_run(steps=4)
-    base = {
-        name: getattr(given, name) for name in ("model", "data", "seq", "batch", "lr", "warmup", "log_every")
-    }
-
-    def options(name: str, **more: Any) -> dict[str, Any]:
-        return {**base, "steps": 4, "out": given.out.with_name(name), **more}
-
-    ddp, zero1, zero2, half, resumed, fsdp = run_ranks(
-        trained_with_another,
-        2,
-        [
-            options("ddp", parallel="ddp"),
-            options("zero1", parallel="zero1"),
-            options("zero2", parallel="zero2"),
-            options("half", parallel="zero2", steps=2),
-            options("half", parallel="zero2", resume=True),
-            options("fsdp", parallel="fsdp"),
-        ],
-    )[0]
-    assert isinstance(ddp, TrainResult), ddp
+    forms = [
+        small_run(form, optimizer="adafactor", steps=4, parallel=form) for form in ("ddp", "zero1", "fsdp")
+    ]
+    stage2 = in_steps(small_run("zero2", optimizer="adafactor", steps=4, parallel="zero2"))
+    ddp, zero1, fsdp, zero2, half, resumed = run_ranks(trained, 2, [*forms, *stage2])[0]
     twin = [line["loss"] for line in numbers(ddp.out)]
     for sharded in (zero1, zero2, fsdp):
         assert [line["loss"] for line in numbers(sharded.out)] == pytest.approx(twin, abs=1e-5)
