@@ -40,8 +40,11 @@ class UpdateReach(enum.Enum):
     """What the update of an element depends on."""
 
     ELEMENT = "its own gradient and state"
+    NORM = "the norm of the whole parameter"
+    """Its own gradient and state, and norms of the parameter, its gradient or its update (LARS, LAMB). The
+    class is a ``ForeachOptimizer`` that computes them with ``norms``."""
     PARAMETER = "the whole parameter"
-    """A norm of the parameter (LARS, LAMB), or sums of its rows and columns (Adafactor)."""
+    """Its rows and columns (Adafactor, SOAP)."""
     MATRIX = "the whole matrix"
     """As ``PARAMETER``, and other parameters than matrices are not possible (Muon)."""
     MODEL = "all parameters"
@@ -63,10 +66,12 @@ class TrainingForm(enum.Enum):
 
 
 _OWNED = frozenset(TrainingForm) - {TrainingForm.EP}
-"""Where ranks hold parts, each parameter has an owner that updates all of it (``parallel.owned_params``)."""
+"""Where ranks hold parts, they sum the squares of norms (``parallel.whole_norms``), or each parameter has an
+owner that updates all of it (``parallel.owned_params``)."""
 _FLAT = frozenset({TrainingForm.ZERO1, TrainingForm.ZERO2})
 _FORMS = {
     UpdateReach.ELEMENT: frozenset(TrainingForm),
+    UpdateReach.NORM: _OWNED,
     UpdateReach.PARAMETER: _OWNED,
     UpdateReach.MATRIX: _OWNED,
     UpdateReach.MODEL: frozenset({TrainingForm.ALONE, TrainingForm.DDP}),

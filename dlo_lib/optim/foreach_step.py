@@ -7,8 +7,8 @@ parameter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,10 +18,29 @@ from dlo_lib.base.errors import UserError
 Group = dict[str, Any]
 
 
+class NormsOverRanks(Protocol):
+    """Computes norms where ranks hold parts of parameters (``parallel.whole_norms``)."""
+
+    def begin(self) -> None:
+        """Prepare a step; called when the gradients are complete."""
+
+    def __call__(self, params: Sequence[Tensor], norms: Sequence[Tensor]) -> list[Tensor]:
+        """Return the norms of the whole tensors, given those of the parts of this rank, as ``params`` are."""
+
+
 class ForeachOptimizer(torch.optim.Optimizer):
     """An optimiser with the step of this module; a subclass defines :meth:`update`. Its groups have the key
-    ``foreach``.
+    ``foreach``. One that needs norms of parameters, and otherwise treats each element by itself, calls
+    :meth:`norms` once in each update.
     """
+
+    over_ranks: NormsOverRanks | None = None
+    """Where the parameters are parts, computes the norms of the whole ones."""
+
+    @property
+    def updates_shards(self) -> bool:
+        """Whether the update is right for parts of parameters, although it depends on whole ones."""
+        return self.over_ranks is not None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -37,6 +56,8 @@ class ForeachOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self.over_ranks is not None:
+            self.over_ranks.begin()
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
             for some in self._lists(params, group):
@@ -46,8 +67,8 @@ class ForeachOptimizer(torch.optim.Optimizer):
                         f"a gradient is sparse, and {type(self).__name__} needs dense ones: use sparse=False "
                         "in the embedding"
                     )
-                # A gradient that knows that it is a part computes norms over ranks (parallel.sharding). Here
-                # a parameter is whole, or its update needs no norm: sharding refuses the rest before.
+                # A gradient that knows that it is a part computes a norm over the ranks (parallel.sharding).
+                # Here a parameter is whole, or its update needs no norm, or it calls ``norms``.
                 with torch._C.DisableTorchFunctionSubclass():
                     self.update(some, grads, group)
         return loss
@@ -63,6 +84,15 @@ class ForeachOptimizer(torch.optim.Optimizer):
     def update(self, params: list[Tensor], grads: list[Tensor], group: Group) -> None:
         """Update ``params`` from their gradients; ``grads`` must not change."""
         raise NotImplementedError
+
+    def norms(self, params: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the norm of each tensor, 0-dimensional; of the whole tensor if this rank has a part.
+
+        Args:
+            params: the parameter that has the shape of each tensor.
+        """
+        local = [*torch._foreach_norm([*tensors])]
+        return local if self.over_ranks is None else self.over_ranks(params, local)
 
     def kept(self, params: list[Tensor], name: str) -> list[Tensor]:
         """Return the state ``name`` of each parameter; in its first step, zeros of its shape and dtype."""

@@ -48,6 +48,7 @@ class LAMB(ForeachOptimizer):
         updates = adam_directions(self, params, grads, group)
         if group["weight_decay"]:
             torch._foreach_add_(updates, params, alpha=group["weight_decay"])
-        ratios = norm_ratios([*torch._foreach_norm(params)], params, updates)
+        norms = self.norms([*params, *params], [*params, *updates])
+        ratios = norm_ratios(norms[: len(params)], norms[len(params) :], params)
         torch._foreach_mul_(updates, ratios)
         torch._foreach_add_(params, updates, alpha=-group["lr"])

@@ -57,8 +57,8 @@ class LARS(ForeachOptimizer):
     def update(self, params: list[Tensor], grads: list[Tensor], group: Group) -> None:
         decay, momentum = group["weight_decay"], group["momentum"]
         ratios = []
-        norms = zip(params, torch._foreach_norm(params), torch._foreach_norm(grads), strict=True)
-        for param, weight, grad in norms:
+        norms = self.norms([*params, *params], [*params, *grads])
+        for param, weight, grad in zip(params, norms[: len(params)], norms[len(params) :], strict=True):
             ratio = group["trust"] * weight / (grad + decay * weight)
             moves = param.ndim > 1 and (weight > 0) & (grad > 0)
             ratios.append(torch.where(torch.as_tensor(moves), ratio, torch.ones_like(ratio)))

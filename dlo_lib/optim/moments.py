@@ -53,15 +53,16 @@ def root_of_squares(
     return [*roots]
 
 
-def norm_ratios(lengths: list[Tensor], params: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
-    """Return ``lengths`` over the norm of each update, 0-dimensional; 1 where one of the two is zero, and for
-    parameters with fewer than two dimensions.
+def norm_ratios(lengths: list[Tensor], norms: list[Tensor], params: list[Tensor]) -> list[Tensor]:
+    """Return ``lengths`` over ``norms``, 0-dimensional; 1 where one of the two is zero, and for parameters
+    with fewer than two dimensions.
 
     Args:
-        lengths: the norm of each parameter, or what takes its place.
+        lengths: the norm of each parameter.
+        norms: the norm of each update.
     """
     ratios = []
-    for length, norm, param in zip(lengths, torch._foreach_norm(updates), params, strict=True):
+    for length, norm, param in zip(lengths, norms, params, strict=True):
         one = torch.ones_like(norm)
         ratios.append(one if param.ndim < 2 else torch.where((length > 0) & (norm > 0), length / norm, one))
     return ratios

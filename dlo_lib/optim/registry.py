@@ -93,10 +93,8 @@ OPTIMIZERS: Mapping[str, OptimizerEntry] = {
         RATE_AND_DECAY | {"alpha", "eps"},
     ),
     "lion": OptimizerEntry(Lion, (OptimizerState("exp_avg"),), _UPDATE_STEPS, RATE_AND_DECAY | {"betas"}),
-    "lamb": OptimizerEntry(LAMB, _MOMENTS, _UPDATE_STEPS, _ADAM_SETTINGS, reach=UpdateReach.PARAMETER),
-    "lars": OptimizerEntry(
-        LARS, _MOMENTUM, _UPDATE_STEPS, _SGD_SETTINGS | {"trust"}, reach=UpdateReach.PARAMETER
-    ),
+    "lamb": OptimizerEntry(LAMB, _MOMENTS, _UPDATE_STEPS, _ADAM_SETTINGS, reach=UpdateReach.NORM),
+    "lars": OptimizerEntry(LARS, _MOMENTUM, _UPDATE_STEPS, _SGD_SETTINGS | {"trust"}, reach=UpdateReach.NORM),
     "muon": OptimizerEntry(
         muon.Muon,
         (

@@ -23,6 +23,7 @@ What they share:
 - ``sharding``: reduction and exchange of shards
 - ``backward_pass``: the begin and the end of a backward pass
 - ``owned_params``: an optimiser of whole parameters, for ranks that hold parts
+- ``whole_norms``: norms of whole parameters, for ranks that hold parts
 - ``nested``: the tensors in arguments and results
 - ``held_params``: whether a module still has the parameters that its wrapper knows
 - ``materialize``: values of parameters on the meta device

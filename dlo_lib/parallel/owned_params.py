@@ -1,7 +1,7 @@
 """Optimisers that need whole parameters, for models whose ranks hold parts: FSDP and tensor parallelism.
 
-Muon needs the whole matrix, LAMB and LARS the norm of a whole layer, SOAP its rows and columns. Each
-parameter gets an *owner*, one of the ranks that hold parts of it. In a step
+Muon needs the whole matrix, SOAP and Adafactor its rows and columns. Each parameter gets an *owner*, one of
+the ranks that hold parts of it. In a step
 
     parts of gradient and parameter -> owner  |  the owner updates the whole parameter  |  parts -> all ranks
 
@@ -12,8 +12,8 @@ meanwhile is gathered as it is.
 Bytes that a rank sends in a step, f = (N - 1) / N of N ranks: 2 B_p / N f for the parts, and B_p / N f for
 the updates, where an elementwise optimiser sends nothing. Memory: B_p / N and the state for what a rank owns.
 
-Dion and the distributed Muon of PyTorch's users do the same with whole matrices; LAMB could send the squares
-of its norms instead, and would need a form of each optimiser.
+Dion and the distributed Muon of PyTorch's users do the same with whole matrices. An optimiser that needs only
+norms of parameters, as LAMB, sends those (``parallel.whole_norms``).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from dlo_lib.base.errors import UserError
 from dlo_lib.models.llama import Llama
 from dlo_lib.models.moe import moe_layers
 from dlo_lib.optim.entry import UpdateReach
+from dlo_lib.optim.foreach_step import ForeachOptimizer
 from dlo_lib.optim.registry import classes_by_reach
 from dlo_lib.optim.step import MicroBatch
 from dlo_lib.parallel.context import parallelize_context
@@ -36,6 +37,7 @@ from dlo_lib.parallel.tensor.apply import Styles
 from dlo_lib.parallel.tensor.layout import TensorLayout
 from dlo_lib.parallel.tensor.styles import llama_styles
 from dlo_lib.parallel.tensor.wrapper import scale_partial_grads
+from dlo_lib.parallel.whole_norms import WholeNorms
 from dlo_lib.parallel.zero import ShardedDDP, ShardedOptimizer
 
 _SHARDS = ("dp_shard", "cp")
@@ -275,8 +277,8 @@ def make_optimizer(
     **options: Any,
 ) -> torch.optim.Optimizer:
     """Create ``cls(params, **options)`` for the result of ``parallelize``. For ZeRO stages 1 and 2, the
-    result is a ``ShardedOptimizer`` of this class. If the class needs whole parameters and a rank holds
-    parts, it is an ``OwnerOptimizer``.
+    result is a ``ShardedOptimizer`` of this class. Where a rank holds parts of parameters and the class needs
+    whole ones, it is an ``OwnerOptimizer``; if it needs only their norms, it sums them over the ranks.
 
     Args:
         model: the result of ``parallelize``.
@@ -291,6 +293,12 @@ def make_optimizer(
         assert isinstance(model, ParallelModel)
         over = (*(_SHARDS if plan.stage is ZeroStage.PARAMETERS else ()), "tp")
         return OwnerOptimizer(params, cls, shards=model.shards(), group=mesh.group_along(*over), **options)
+    if mesh is not None and in_parts and cls in classes_by_reach(UpdateReach.NORM):
+        assert isinstance(model, ParallelModel)
+        made = cls(params, **options)
+        assert isinstance(made, ForeachOptimizer)
+        made.over_ranks = WholeNorms(model.shards())
+        return made
     if mesh is None or plan.stage not in (ZeroStage.OPTIMIZER, ZeroStage.GRADIENTS):
         return cls(params, **options)
     assert isinstance(cls, type)

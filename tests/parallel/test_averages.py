@@ -10,6 +10,7 @@ from torch import nn
 from dlo_lib.launch import run_ranks
 from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.optim import train_step
+from dlo_lib.optim.adafactor import Adafactor
 from dlo_lib.optim.averaging import AVERAGE, Averaging, WeightAverage
 from dlo_lib.optim.lamb import LAMB
 from dlo_lib.parallel.mesh import TOKENS, ParallelMesh
@@ -25,12 +26,13 @@ ZERO2 = ParallelPlan(dp_shard=2, zero_stage=ZeroStage.GRADIENTS)
 WHOLE_PARTS = ParallelPlan(dp_shard=2, zero_stage=ZeroStage.OPTIMIZER, zero_split=PartitionBy.PARAMETERS)
 CASES = {
     "fsdp": (FSDP, torch.optim.AdamW),
-    "fsdp, owner": (FSDP, LAMB),
+    "fsdp, owner": (FSDP, Adafactor),
+    "fsdp, norms": (FSDP, LAMB),
     "tp": (ParallelPlan(tp=2), torch.optim.AdamW),
-    "tp, owner": (ParallelPlan(tp=2), LAMB),
+    "tp, owner": (ParallelPlan(tp=2), Adafactor),
     "zero1": (ZERO1, torch.optim.AdamW),
     "zero2": (ZERO2, torch.optim.AdamW),
-    "zero1, whole": (WHOLE_PARTS, LAMB),
+    "zero1, whole": (WHOLE_PARTS, Adafactor),
 }
 
 

@@ -15,8 +15,8 @@ from dlo_lib.comm.tracing.recorder import trace_collectives
 from dlo_lib.launch import run_ranks
 from dlo_lib.models import Llama, LlamaConfig, model_config
 from dlo_lib.models.counts import parameters
+from dlo_lib.optim.adafactor import Adafactor
 from dlo_lib.optim.entry import TrainingForm
-from dlo_lib.optim.lamb import LAMB
 from dlo_lib.optim.muon import Muon
 from dlo_lib.optim.registry import OPTIMIZERS
 from dlo_lib.parallel import FSDP
@@ -60,8 +60,8 @@ def rank_steps_as_one_process() -> tuple[int, int, int]:
     """Return the bytes that this rank sends in a step, those that it should send, and the elements that it
     owns."""
     model, twin = FSDP(Net()), Net()
-    optimizer = owned(model, LAMB, lr=0.1)
-    alone = LAMB(twin.parameters(), lr=0.1)
+    optimizer = owned(model, Adafactor, lr=0.1)
+    alone = Adafactor(twin.parameters(), lr=0.1)
     for step in range(3):
         model(inputs(step, dist.get_rank())).backward()
         torch.stack([twin(inputs(step, rank)) for rank in range(RANKS)]).mean().backward()
@@ -139,7 +139,7 @@ def rank_compares_what_the_others_hold() -> None:
     assert isinstance(model, ParallelModel)
     shards = model.shards()
     params = [shard.param for shard in shards]
-    optimizer = make_optimizer(model, plan, mesh, params, LAMB, lr=0.1)
+    optimizer = make_optimizer(model, plan, mesh, params, Adafactor, lr=0.1)
     assert isinstance(optimizer, OwnerOptimizer)
     mine = [
         (shard.boxes() if shard.param.numel() else [], shard.counted and shard.param.numel() > 0)
@@ -159,7 +159,7 @@ def test_what_other_ranks_hold_follows_from_the_mesh():
     run_ranks(rank_compares_what_the_others_hold, 4)
 
 
-@pytest.mark.parametrize("name", ["lamb", "muon", "soap"])
+@pytest.mark.parametrize("name", ["adafactor", "muon", "soap"])
 @pytest.mark.parametrize(
     ("plan", "ranks"), [(ParallelPlan(dp_shard=3), 3), (ParallelPlan(tp=2, dp_shard=2), 4)]
 )
@@ -174,13 +174,15 @@ def test_the_memory_of_owners_is_measured(name: str, plan: ParallelPlan, ranks: 
     assert sum(copies) == 4 * parameters(config)
     embeddings = embedding_shapes(config)
     shapes = [(parameter_shapes(config) - embeddings, False), (embeddings, True)]
+    # A number of steps has 4 bytes, which the entry does not count.
+    states = OPTIMIZERS[name].states
     state = sum(
-        count * OPTIMIZERS[name].count_state_bytes(shape, embedding=embedding)
+        count * (4 if one.shape.of(shape, embedding) == () else one.count_bytes(shape, embedding=embedding))
         for some, embedding in shapes
         for shape, count in some.items()
+        for one in states
     )
-    # and a number of each parameter: how many steps it has made
-    assert sum(one[Part.OPTIMIZER_STATE] for one in reports) == pytest.approx(state, rel=0.002)
+    assert sum(one[Part.OPTIMIZER_STATE] for one in reports) == state
     # while the parts are exchanged: a gradient and a value of each element that a rank sends and receives
     for report, copy in zip(reports, copies):
         assert report[Part.STEP_TEMPORARIES] >= 2 * copy

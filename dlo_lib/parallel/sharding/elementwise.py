@@ -50,10 +50,10 @@ ELEMENTWISE: frozenset[type[torch.optim.Optimizer]] = frozenset(
 _EACH_PARAM = (
     ELEMENTWISE
     | {getattr(torch.optim, name) for name in ("Adafactor", "Muon") if hasattr(torch.optim, name)}
-    | classes_by_reach(UpdateReach.PARAMETER, UpdateReach.MATRIX)
+    | classes_by_reach(UpdateReach.NORM, UpdateReach.PARAMETER, UpdateReach.MATRIX)
 )
 
-_NOT_ELEMENTWISE = tuple(classes_by_reach(UpdateReach.PARAMETER, UpdateReach.MATRIX, UpdateReach.MODEL))
+_NOT_ELEMENTWISE = tuple(classes_by_reach(*set(UpdateReach) - {UpdateReach.ELEMENT}))
 
 _GRAD_SCALES = (*[1.0] * 8, 1e3, 1e3)
 """The scales of the gradients of the steps: enough steps for an estimate of the step size to change, and
