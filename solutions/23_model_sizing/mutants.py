@@ -90,14 +90,14 @@ MUTANTS = [
         "check_stem",
         says="no shortcut with weights",
         replace={'if kind != "conv" and channels != width': "if channels != width"},
-        also=("check_positions", "check_attention_products", "check_mixed"),
+        also=("check_positions", "check_mixed"),
     ),
     Mutant(
         "The depthwise convolution is an ordinary one",
         "check_mbconv",
         says="9 weights for each channel",
         replace={"9 * inner +": "9 * inner**2 +"},
-        also=("check_positions", "check_mixed"),
+        also=("check_squeeze", "check_mixed"),
     ),
     Mutant(
         "The output of attention is forgotten",
@@ -108,7 +108,7 @@ MUTANTS = [
     ),
     Mutant(
         "Squeeze-and-excitation works at each position",
-        "check_positions",
+        "check_squeeze",
         says="not at each position",
         replace={"positions * weights + once": "positions * (weights + once)"},
     ),
@@ -117,7 +117,7 @@ MUTANTS = [
         "check_positions",
         says="after its stride",
         replace={"positions = size * size": "positions = (size * stride) ** 2"},
-        also=("check_attention_products",),
+        also=("check_squeeze", "check_attention_products"),
     ),
     Mutant(
         "The products of attention are forgotten",

@@ -222,19 +222,13 @@ def positions_case(student, t, *kinds: str) -> tuple[float, list[tuple[int, int,
     return entry(t, got, "multiply_adds", "coatnet(...)"), layers
 
 
-@check("coatnet", points=2)
+@check("coatnet", points=1)
 def check_positions(student, t):
     "Multiply-adds of convolutions: each weight at each position of its stage"
-    got, layers = positions_case(student, t, "conv", "mbconv", "mbconv")
+    got, layers = positions_case(student, t, "conv", "conv")
     want = sum(weights * times for weights, times, _ in layers)
-    once = sum(weights for weights, times, _ in layers if times == 1)
     mistakes = {
-        "the weights of a stage work after its stride, at a quarter of the positions": 4 * want - 3 * once,
-        "squeeze-and-excitation works once an image, not at each position": sum(
-            weights * (times if times > 1 else layers[place - 1][1])
-            for place, (weights, times, _) in enumerate(layers)
-        ),
-        "squeeze-and-excitation works too, once an image": want - once,
+        "the weights of a stage work after its stride, at a quarter of the positions": 4 * want,
         "these are FLOPs: a multiplication and its addition count once here": 2 * want,
     }
     wrong_if(t, got, want, mistakes)
@@ -243,9 +237,26 @@ def check_positions(student, t):
 
 
 @check("coatnet", points=1)
+def check_squeeze(student, t):
+    "Multiply-adds of inverted bottlenecks: squeeze-and-excitation works once an image"
+    got, layers = positions_case(student, t, "mbconv", "mbconv")
+    want = sum(weights * times for weights, times, _ in layers)
+    mistakes = {
+        "squeeze-and-excitation works once an image, not at each position": sum(
+            weights * (times if times > 1 else layers[place - 1][1])
+            for place, (weights, times, _) in enumerate(layers)
+        ),
+        "squeeze-and-excitation works too, once an image": sum(w * n for w, n, _ in layers if n > 1),
+    }
+    wrong_if(t, got, want, mistakes)
+    message = "coatnet(...) counts {got:,} multiply-adds in inverted bottlenecks, the layers need {want:,}"
+    t.that(near(got, want), message, got=got, want=want)
+
+
+@check("coatnet", points=1)
 def check_attention_products(student, t):
     "Multiply-adds of attention"
-    got, layers = positions_case(student, t, "conv", "transformer", "transformer")
+    got, layers = positions_case(student, t, "transformer", "transformer")
     linear, products = sum(w * times for w, times, _ in layers), sum(extra for _, _, extra in layers)
     mistakes = {
         "the two products of attention are missing: 2 n n w in a block": linear,

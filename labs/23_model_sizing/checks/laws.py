@@ -290,14 +290,15 @@ def check_budget(student, t):
 @check("size", points=1, seconds=60)
 def check_target(student, t):
     "The final training costs what it may"
-    cost = Case(student, t).cost()
     message = "the training costs {cost:.0%} of the target, it should be between 90 and 100 %"
-    t.that(0.9 <= cost <= 1.0000001, message, cost=cost)
+    for part in (t.uniform(0.5, 0.75), t.uniform(1.2, 1.5)):  # so far apart that no constant fits both
+        cost = Case(student, t, part=part).cost()
+        t.that(0.9 <= cost <= 1.0000001, message, cost=cost)
 
 
 @check("size", points=2, seconds=60)
 def check_width(student, t):
-    "The loss minus the entropy is at most 15 % above that of the best width"
+    "The loss minus the entropy is at most 10 % above that of the best width"
     for regime, part in (("hungry", 0.5), ("flat", 1.5)):
         case = Case(student, t, regime, part)
         loss, (least, entropy) = case.trained(), least_loss(case.language, case.target)
@@ -307,7 +308,7 @@ def check_width(student, t):
             "{entropy:.3f}: {excess:.0%} more is left than with the best width"
         )
         values = {"width": case.value("width"), "loss": loss, "least": least, "entropy": entropy}
-        t.that(excess <= 0.15, message, excess=excess, **values)
+        t.that(excess <= 0.1, message, excess=excess, **values)
 
 
 @check("size", points=1, seconds=60)
