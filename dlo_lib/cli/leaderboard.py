@@ -26,16 +26,18 @@ def leaderboard(
     """Write the leaderboard of a lab that measures, such as the race, from the graded submissions.
 
     Entries that these runs cannot distinguish are one group. A run without commit, seed, configuration and
-    data hash has no place. Without --names, the feedback page of a student says which entry is the student's.
+    data hash has no place. The baseline and two references of the race, trained here with the same seeds, are
+    rows without a place. Without --names, the feedback page of a student says which entry is the student's.
     """
     from dlo_lib.grading.classroom.feedback.leaderboard import read_leaderboard, write_leaderboard
     from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
     from dlo_lib.grading.lab.course import find_lab, source_labs
+    from dlo_lib.labkit.race_board import reference_rows
 
     if out is not None:
         require_writable(out)
     info, opened = find_lab(lab, source_labs()), open_course(course)
-    board = read_leaderboard(opened, info, names)
+    board = read_leaderboard(opened, info, names, reference_rows)
     console = Console()
     table = Table(
         tr("group"),
@@ -44,11 +46,11 @@ def leaderboard(
         tr("95 % interval"),
         title=tr("leaderboard of {lab}", lab=info.directory),
     )
-    for number, group in enumerate(board.groups, 1):
-        for entry in group:
-            found = entry.interval
-            bounds = f"{found.low:.4f} – {found.high:.4f}"
-            table.add_row(str(number), escape(entry.name), f"{found.mean:.4f}", bounds)
+    numbered = [(str(number), entry) for number, group in enumerate(board.groups, 1) for entry in group]
+    for place, entry in [*numbered, *((tr("reference"), row) for row in board.references)]:
+        found = entry.interval
+        bounds = f"{found.low:.4f} – {found.high:.4f}"
+        table.add_row(place, escape(entry.name), f"{found.mean:.4f}", bounds)
     console.print(table if board.groups else tr("no entry has a place yet"))
     for name, reason in board.outside:
         console.print(

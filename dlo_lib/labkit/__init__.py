@@ -10,6 +10,7 @@ Checks:
 - ``order``: the order of what happened in a run
 - ``memory``: what a rank holds at a mark
 - ``race``: a training of a declared model, which the check makes itself
+- ``race_board``: the references on its leaderboard
 
 Cells and figures:
 

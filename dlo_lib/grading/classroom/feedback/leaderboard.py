@@ -6,6 +6,8 @@ of their means. A *group* begins with its best entry, and has the following entr
 distinguished from it: the 95 % interval of the paired differences contains 0. The order within a group means
 nothing.
 
+*References*, such as a baseline, are rows of their own. They ran on the same seeds, and are in no group.
+
 An entry whose run lacks its commit, seed, configuration or data hash is listed with the reason and without a
 place. Names are off by default: an entry has a name that only the class secret connects to a student, and the
 student's own feedback page says it. The page has no scripts and no external files.
@@ -16,8 +18,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nbgrader.apps.api import NbGraderAPI
@@ -29,6 +31,7 @@ from dlo_lib.base.provenance import Provenance
 from dlo_lib.base.text import language, tr
 from dlo_lib.grading.classroom.gradebook.batch import require_release, submitted_students
 from dlo_lib.grading.classroom.gradebook.export import REPORTS, grades_folder
+from dlo_lib.grading.judge.client import read_secret
 from dlo_lib.grading.judge.preprocessor import SECRET_FILE
 from dlo_lib.grading.judge.report import Report
 from dlo_lib.grading.judge.report_store import load, report_file
@@ -48,12 +51,14 @@ class Entry:
         scores: one for each seed, from 0 to 1, more is better.
         flops: of one run, forward and backward; None if they were not measured.
         run: the record of the run, as the judge verified it.
+        check: the name of the check that measured it.
     """
 
     name: str
     scores: tuple[float, ...]
     flops: float | None
     run: Provenance
+    check: str = field(default="", compare=False)
 
     @property
     def interval(self) -> MeanInterval:
@@ -68,17 +73,26 @@ class Leaderboard:
     Attributes:
         groups: the best first; within a group, no entry can be distinguished from the first.
         outside: the names of those without a place, and why.
+        references: rows that are no entries, the best first.
     """
 
     groups: tuple[tuple[Entry, ...], ...]
     outside: tuple[tuple[str, str], ...] = ()
+    references: tuple[Entry, ...] = ()
 
 
-def read_leaderboard(course: NbGraderAPI, lab: LabInfo, names: bool = False) -> Leaderboard:
+References = Callable[[LabInfo, str, str], Iterable[Entry]]
+"""Returns the references of a lab, from the class secret and the name of the check that measured entries."""
+
+
+def read_leaderboard(
+    course: NbGraderAPI, lab: LabInfo, names: bool = False, references: References | None = None
+) -> Leaderboard:
     """Return the leaderboard of the graded submissions of ``lab``.
 
     Args:
         names: show the ids of the students.
+        references: called if an entry has a place.
 
     Raises:
         UserError: the lab was not released in this course.
@@ -95,7 +109,11 @@ def read_leaderboard(course: NbGraderAPI, lab: LabInfo, names: bool = False) -> 
             outside.append((name, tr("the judge measured nothing: the feedback page says why")))
         else:
             entries.append(entry)
-    return ranked(entries, outside)
+    board = ranked(entries, outside)
+    if references is None or not board.groups:
+        return board
+    secret = read_secret(Path(course.coursedir.root))
+    return with_references(board, references(lab, secret, board.groups[0][0].check))
 
 
 def read_entry(name: str, report: Report) -> Entry | None:
@@ -105,7 +123,8 @@ def read_entry(name: str, report: Report) -> Entry | None:
             measured = check.measured
             scores = tuple(float(score) for score in measured.get("scores", ()))
             if scores and all(map(math.isfinite, scores)):
-                return Entry(name, scores, measured.get("flops"), Provenance.read(measured.get("run")))
+                run = Provenance.read(measured.get("run"))
+                return Entry(name, scores, measured.get("flops"), run, check.name)
     return None
 
 
@@ -132,6 +151,19 @@ def ranked(entries: Iterable[Entry], outside: Iterable[tuple[str, str]] = ()) ->
     return Leaderboard(tuple(map(tuple, groups)), tuple(sorted(without)))
 
 
+def with_references(board: Leaderboard, references: Iterable[Entry]) -> Leaderboard:
+    """Return ``board`` with the rows of ``references``. Those of other data or seeds than the best entry are
+    outside, because their differences to an entry would mean nothing."""
+    best, kept, outside = board.groups[0][0], list[Entry](), list(board.outside)
+    for row in references:
+        if row.run.data == best.run.data and len(row.scores) == len(best.scores):
+            kept.append(row)
+        else:
+            outside.append((row.name, tr("it ran on other data than the entries: grade the lab again")))
+    kept.sort(key=lambda row: (-row.interval.mean, row.name))
+    return replace(board, references=tuple(kept), outside=tuple(sorted(outside)))
+
+
 def distinguishable(one: Entry, other: Entry) -> bool:
     """Whether the 95 % interval of the differences, seed by seed, leaves out 0."""
     return not difference(one.scores, other.scores).contains_zero
@@ -148,8 +180,9 @@ def entry_name(root: Path, lab: LabInfo, student: str) -> str:
 def leaderboard_html(lab: LabInfo, board: Leaderboard) -> str:
     """Return the page as HTML."""
     every = [entry for group in board.groups for entry in group]
+    shown = [*every, *board.references]
     finite = [
-        end for entry in every for end in (entry.interval.low, entry.interval.high) if math.isfinite(end)
+        end for entry in shown for end in (entry.interval.low, entry.interval.high) if math.isfinite(end)
     ]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
 

@@ -7,18 +7,27 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
-from dlo_lib.base.provenance import Provenance
+from dlo_lib.base.errors import UserError
+from dlo_lib.base.one_thread import one_torch_thread
+from dlo_lib.base.provenance import Provenance, digest
+from dlo_lib.grading.checks.outcome import seed_for
+from dlo_lib.grading.checks.trial import Trial
 from dlo_lib.grading.classroom.feedback.leaderboard import (
     Entry,
     entry_name,
     leaderboard_html,
     ranked,
     read_entry,
+    with_references,
 )
 from dlo_lib.grading.judge.preprocessor import SECRET_FILE
 from dlo_lib.grading.judge.report import GRADED, CheckReport, QuestionReport, Report
-from dlo_lib.grading.lab.course import find_lab, source_labs
+from dlo_lib.grading.lab.course import find_lab, given_folder, source_folder, source_labs
+from dlo_lib.grading.lab.modules import load_checks
+from dlo_lib.labkit import race
+from dlo_lib.labkit.race_board import reference_rows
 
 WHOLE = {"commit": "a" * 40, "seed": 3, "config": {"batch": 16}, "data": "0" * 64}
 SEEDS = [0.02, -0.01, 0.00, 0.03, -0.04]
@@ -128,3 +137,55 @@ def test_the_page_shows_intervals_groups_and_reasons_and_runs_nothing():
 
 def test_an_empty_class_has_a_page():
     assert "No entry has a place yet." in leaderboard_html(find_lab("06", source_labs()), ranked([]))
+
+
+def test_references_are_marked_rows_in_no_group():
+    board = ranked([entry("a", 0.9), entry("b", 0.6)])
+    references = [entry("the baseline", 0.2), entry("the best", 0.95), entry("too few", 0.5)]
+    few = Entry("too few", (0.5, 0.5), None, Provenance.read(WHOLE))
+    other = entry("other images", 0.5, data="1" * 64)
+    found = with_references(board, [*references[:2], few, other])
+    assert names(found) == [["a"], ["b"]]
+    assert [row.name for row in found.references] == ["the best", "the baseline"]
+    reason = "it ran on other data than the entries: grade the lab again"
+    assert found.outside == (("other images", reason), ("too few", reason))
+    lab = find_lab("06", source_labs())
+    page, plain = leaderboard_html(lab, found), leaderboard_html(lab, board)
+    assert page.count(">reference</span>") == 2
+    assert plain.count(">reference</span>") == 0
+    low = references[0].interval
+    assert f"{low.low:.4f} – {low.high:.4f}" in page
+    assert page.count('<section class="card">') == plain.count('<section class="card">') + 1
+
+
+def test_the_race_has_the_baseline_and_two_references_on_the_seeds_of_the_class():
+    """The baseline's scores are those of its own training on the seeds that the check draws."""
+    lab = find_lab("09", source_labs())
+    rows = reference_rows(lab, "a class", "check_very_good")
+    assert [row.name for row in rows] == [
+        "the baseline",
+        "the baseline's model, the course's rule",
+        "the course's entry",
+    ]
+    checks = load_checks(given_folder(source_folder(lab)))
+    (check,) = (each for each in checks.visible if each.name == "check_very_good")
+    draw = Trial(seed_for("a class", lab.directory, check))
+    seeds = [(draw.integer(0, 2**60), draw.integer(0, 2**60)) for _ in rows[0].scores]
+    steps = race.steps_of(race.BASELINE)
+    with one_torch_thread():
+        for score, (images, run) in zip(rows[0].scores, seeds, strict=True):
+            data = race.images_of(images)
+            model = race.trained(race.BASELINE, data, steps, run, race.BASELINE_RULES)
+            assert score == race.accuracy(model, data)
+    means = [row.interval.mean for row in rows]
+    assert means == sorted(means)
+    assert all(row.interval.low < row.interval.mean < row.interval.high for row in rows)
+    assert {row.run.data for row in rows} == {digest(*_images(seeds[0][0]))}
+    assert reference_rows(find_lab("06", source_labs()), "a class", "check_very_good") == []
+    with pytest.raises(UserError, match="has no check check_fast: grade the lab again"):
+        reference_rows(lab, "a class", "check_fast")
+
+
+def _images(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    train = race.images_of(seed).train
+    return train.images, train.labels
