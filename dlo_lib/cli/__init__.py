@@ -41,9 +41,9 @@ Shared functions:
 - ``reports``: prints progress and reports
 - ``out``: the file of ``--out``
 
-The commands import ``cluster``, ``grading``, ``hardware``, ``hub``, ``launch``, ``models``, ``parallel``,
-``planner``, ``profiling`` and ``train`` when they run, because `dlo --help` must not import torch or
-nbgrader.
+The commands import ``cluster``, ``grading``, ``hardware``, ``hub``, ``labkit``, ``launch``, ``models``,
+``parallel``, ``planner``, ``profiling`` and ``train`` when they run, because `dlo --help` must not import
+torch or nbgrader.
 """
 
 from __future__ import annotations
