@@ -223,7 +223,7 @@ MUTANTS = [
             "((3, (0.6, 1.7)), (6, (0.5, 1, 2)), (12,": "((3, (0.6, 1, 1.7)), (6, (0.5, 1, 1.4, 2)), (12,",
             "budget / 61": "budget / 69",
             "len(set(runs)) < 6": "len(set(runs)) < 4",
-            "low, high = min(low, 0.97 * loss), max(high, 1.03 * loss)": "low, high = 0.955 * loss, 1.045 * loss",
+            "low, high = min(low, 0.96 * loss), max(high, 1.04 * loss)": "low, high = 0.955 * loss, 1.045 * loss",
         },
     ),
     Mutant(
@@ -255,7 +255,7 @@ MUTANTS = [
         says="from the trained one",
         replace={
             "loss = predicted(runs)": "loss = 1.05 * min(run[2] for run in runs)",
-            "low, high = min(low, 0.97 * loss), max(high, 1.03 * loss)": "low, high = 0.97 * loss, 1.03 * loss",
+            "low, high = min(low, 0.96 * loss), max(high, 1.04 * loss)": "low, high = 0.97 * loss, 1.03 * loss",
         },
         also=("check_close", "check_inside", "check_other_language"),
     ),
@@ -269,7 +269,7 @@ MUTANTS = [
             x0, alpha = power_law([3, 6, 12], lowest)
             loss = (x0 * budget / 61 / target) ** alpha
             """,
-            "low, high = min(low, 0.97 * loss), max(high, 1.03 * loss)": "low, high = 0.97 * loss, 1.03 * loss",
+            "low, high = min(low, 0.96 * loss), max(high, 1.04 * loss)": "low, high = 0.97 * loss, 1.03 * loss",
         },
         also=("check_near", "check_inside", "check_other_language"),
     ),
@@ -278,8 +278,8 @@ MUTANTS = [
         "check_close",
         says="in the mean",
         replace={
-            "loss = predicted(runs)": "loss = 0.947 * min(run[2] for run in runs)",
-            "low, high = min(low, 0.97 * loss), max(high, 1.03 * loss)": "low, high = 0.955 * loss, 1.045 * loss",
+            "loss = predicted(runs)": "loss = 0.957 * min(run[2] for run in runs)",
+            "low, high = min(low, 0.96 * loss), max(high, 1.04 * loss)": "low, high = 0.945 * loss, 1.055 * loss",
         },
     ),
     Mutant(
@@ -287,7 +287,7 @@ MUTANTS = [
         "check_inside",
         says="outside of your interval",
         replace={
-            "low, high = min(low, 0.97 * loss), max(high, 1.03 * loss)": (
+            "low, high = min(low, 0.96 * loss), max(high, 1.04 * loss)": (
                 "low, high = 0.9995 * loss, 1.0005 * loss"
             )
         },

@@ -320,7 +320,7 @@ def check_near(student, t):
 
 @check("size", points=3, seconds=90)
 def check_close(student, t):
-    "The predicted loss is within 1.8 % in the mean of four languages"
+    "The predicted loss is within 2.4 % in the mean of four languages"
     errors = [Case(student, t, regime).error() for regime in ("far", "near", "far", "near")]
     mean = sum(abs(error) for error in errors) / len(errors)
     told = ", ".join(f"{error:+.1%}" for error in errors)
@@ -328,7 +328,7 @@ def check_close(student, t):
         "the predicted loss is {told} from the trained one, {mean:.1%} in the mean; languages 1 and 3 "
         "are far from their entropy, 2 and 4 are near it"
     )
-    t.that(mean <= 0.018, message, told=told, mean=mean)
+    t.that(mean <= 0.024, message, told=told, mean=mean)
 
 
 @check("size", points=1, seconds=60)

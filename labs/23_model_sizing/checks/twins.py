@@ -203,7 +203,7 @@ def least_squares(runs: list, relative: bool = True, floor: float = 1.0) -> tupl
 REGIMES = {  # vocabulary / 2, budget / vocabulary^2, scale of the logits
     "hungry": (80, 90, 3.5e4, 4.5e4, 2.3, 3.6),  # for the width only: the law is 3 % off here
     "far": (72, 78, 0.95e5, 1.2e5, 2.3, 3.6),  # from the entropy
-    "near": (36, 42, 4.5e5, 5.8e5, 2.3, 3.6),
+    "near": (22, 26, 1.5e6, 2e6, 2.3, 3.6),
     "flat": (46, 58, 2e5, 2.8e5, 1.2, 1.7),
 }
 
