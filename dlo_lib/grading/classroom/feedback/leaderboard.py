@@ -6,7 +6,7 @@ of their means. A *group* begins with its best entry, and has the following entr
 distinguished from it: the 95 % interval of the paired differences contains 0. The order within a group means
 nothing.
 
-*References*, such as a baseline, are rows of their own. They ran on the same seeds, and are in no group.
+*References*, such as a baseline, are separate rows. They ran on the same seeds, and are in no group.
 
 An entry whose run lacks its commit, seed, configuration or data hash is listed with the reason and without a
 place. Names are off by default: an entry has a name that only the class secret connects to a student, and the

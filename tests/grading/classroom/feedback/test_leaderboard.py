@@ -159,7 +159,7 @@ def test_references_are_marked_rows_in_no_group():
 
 
 def test_the_race_has_the_baseline_and_two_references_on_the_seeds_of_the_class():
-    """The baseline's scores are those of its own training on the seeds that the check draws."""
+    """The baseline's scores are those of a separate training on the seeds that the check draws."""
     lab = find_lab("09", source_labs())
     rows = reference_rows(lab, "a class", "check_very_good")
     assert [row.name for row in rows] == [
