@@ -65,51 +65,77 @@ class Adafactor(ForeachOptimizer):
         eps1, eps2 = group["eps"]
         eps1 = torch.finfo(params[0].dtype).eps if eps1 is None else eps1
         steps = self.counted(params)
-        lengths = [
-            -min(group["lr"], step**-0.5) * size.clamp_(min=eps2)
-            for step, size in zip(steps, _root_mean_squares(params), strict=True)
-        ]
+        lengths = _root_mean_squares(params)
+        torch._foreach_clamp_min_(lengths, eps2)
+        torch._foreach_mul_(lengths, [-min(group["lr"], step**-0.5) for step in steps])
         if group["weight_decay"]:
             torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
         shares = [step ** group["beta2_decay"] for step in steps]
-        updates = [
-            self._matrix_variance(param, grad, share, eps1)
-            if param.ndim > 1
-            else self._variance(param, grad, share)
-            for param, grad, share in zip(params, grads, shares, strict=True)
-        ]
+        updates = self._variances(params, grads, shares, eps1)
         # V is not read again, so its memory becomes that of u.
         torch._foreach_clamp_min_(updates, eps1**2)
         torch._foreach_rsqrt_(updates)
         torch._foreach_mul_(updates, grads)
-        excess = [size.div_(group["d"]).clamp_(min=1.0) for size in _root_mean_squares(updates)]
-        torch._foreach_mul_(updates, [length / over for length, over in zip(lengths, excess, strict=True)])
+        excess = _root_mean_squares(updates)
+        torch._foreach_div_(excess, group["d"])
+        torch._foreach_clamp_min_(excess, 1.0)
+        torch._foreach_div_(lengths, excess)
+        torch._foreach_mul_(updates, lengths)
         torch._foreach_add_(params, updates)
 
-    def _matrix_variance(self, param: Tensor, grad: Tensor, share: float, eps1: float) -> Tensor:
-        """Update R and C of ``param``, (..., rows, columns), and return V, a new tensor of its shape."""
-        state = self.state[param]
-        means = {
-            # The norm squared is the sum of the squares, without a tensor of them.
-            name: torch.linalg.vector_norm(grad, dim=dim, keepdim=True).square_().div_(grad.shape[dim])
-            for name, dim in (("row_var", -1), ("col_var", -2))
-        }
-        for name, mean in means.items():
-            if name not in state:
-                state[name] = torch.zeros_like(mean)
-            state[name].lerp_(mean, share)
-        rows = state["row_var"]
-        # The small factor is divided, so that V is computed once.
-        return (rows / rows.mean(dim=-2, keepdim=True).clamp_(min=eps1)) @ state["col_var"]
+    def _variances(
+        self, params: list[Tensor], grads: list[Tensor], shares: list[float], eps1: float
+    ) -> list[Tensor]:
+        """Update the states, and return V of each parameter, a new tensor of its shape."""
+        found = list[Tensor](params)
+        matrices = [number for number, param in enumerate(params) if param.ndim > 1]
+        others = [number for number, param in enumerate(params) if param.ndim <= 1]
+        if matrices:
+            some, of = [params[number] for number in matrices], [grads[number] for number in matrices]
+            parts = [shares[number] for number in matrices]
+            rows = self._means(some, of, parts, "row_var", -1)
+            columns = self._means(some, of, parts, "col_var", -2)
+            sizes = [row.mean(dim=-2, keepdim=True) for row in rows]
+            torch._foreach_clamp_min_(sizes, eps1)
+            scaled = torch._foreach_div(
+                rows, sizes
+            )  # the small factor is divided, so that V is computed once
+            for number, row, column in zip(matrices, scaled, columns, strict=True):
+                found[number] = row @ column
+        if others:
+            kept = self.kept([params[number] for number in others], "variance")
+            squares = torch._foreach_mul(*(2 * [[grads[number] for number in others]]))
+            _lerp(kept, squares, [shares[number] for number in others])
+            for number, variance in zip(others, kept, strict=True):
+                found[number] = variance.clone()
+        return found
 
-    def _variance(self, param: Tensor, grad: Tensor, share: float) -> Tensor:
-        """Update V of ``param``, which is no matrix, and return a copy."""
-        (variance,) = self.kept([param], "variance")
-        variance.lerp_(grad.square(), share)
-        return variance.clone()
+    def _means(
+        self, params: list[Tensor], grads: list[Tensor], shares: list[float], name: str, dim: int
+    ) -> list[Tensor]:
+        """Update the state ``name``, the means of g² over ``dim`` of each matrix, and return it."""
+        # The norm squared is the sum of the squares, without a tensor of them.
+        means = [torch.linalg.vector_norm(grad, dim=dim, keepdim=True) for grad in grads]
+        torch._foreach_mul_(means, means)
+        torch._foreach_div_(means, [float(grad.shape[dim]) for grad in grads])
+        for param, mean in zip(params, means, strict=True):
+            if name not in self.state[param]:
+                self.state[param][name] = torch.zeros_like(mean)
+        kept = [self.state[param][name] for param in params]
+        _lerp(kept, means, shares)
+        return kept
+
+
+def _lerp(kept: list[Tensor], new: Sequence[Tensor], shares: list[float]) -> None:
+    """Move each tensor of ``kept`` by its share towards that of ``new``, in place. Parameters that have made
+    as many steps have the same share: usually all."""
+    for share in dict.fromkeys(shares):
+        some = [number for number, each in enumerate(shares) if each == share]
+        torch._foreach_lerp_([kept[number] for number in some], [new[number] for number in some], share)
 
 
 def _root_mean_squares(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the root mean square of each tensor, 0-dimensional."""
-    norms = torch._foreach_norm([*tensors])
-    return [norm / max(tensor.numel(), 1) ** 0.5 for norm, tensor in zip(norms, tensors, strict=True)]
+    norms = [*torch._foreach_norm([*tensors])]
+    torch._foreach_div_(norms, [max(tensor.numel(), 1) ** 0.5 for tensor in tensors])
+    return norms
