@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,11 @@ from dlo_lib.planner.parity.script import marks, samples
 from dlo_lib.planner.parity.trial import RankRecord, checksums, run_trial
 from dlo_lib.planner.parity.twin import Twin, total_norm
 from dlo_lib.planner.parity.verdict import GRADIENT_TOLERANCE, ParityFinding, StepJudge, difference
+
+Held = dict[ParameterPart, Tensor]
+"""What the ranks hold."""
+Judged = tuple[StepJudge, list[ParityFinding]]
+"""A step, and what of it differs."""
 
 
 @dataclass(frozen=True)
@@ -121,61 +126,72 @@ def judge(
 
 
 def _judge_file(twin: Twin, records: list[RankRecord]) -> ParityReport:
-    parts = parts_of(records, twin.values(), twin.aliases)
-    start = _start(parts, records, twin.values())
-    if isinstance(start, ParityFinding):
-        return _report(records, parts, 0.0, [start], None)
-    twin.load(start)
-    held = _held(parts, records)
-    largest, notes, findings = 0.0, [], []
-    earlier: Gradients | None = None
-    for number in range(len(records[0].steps)):
+    def judged(number: int, held: Held, earlier: Gradients | None) -> Judged:
         batch, before = twin.next_batch(), twin.values()
         _require_same_batch(records, number, batch)
         reads = _reads(records, number)
-        reading = _reading(twin, batch, reads, earlier)
-        step = StepJudge(number, parts, records, reading, lambda batch=batch: twin.uses(batch))  # type: ignore[misc]
+        step = StepJudge(
+            number, parts, records, _reading(twin, batch, reads, earlier), lambda: twin.uses(batch)
+        )
         step.gradients()
         after = twin.step(step.asked)
         fine = step.updates(before, after, held)
         findings = step.verdict.findings
         if findings and (twice := _same_rows(reads, samples(batch), number)):
             findings = [twice]
-        largest = max(largest, step.verdict.largest)
-        findings = _left(findings, fine)
-        notes = _not_tried(step.max_norm, reading.right)
-        if findings:
-            break
-        held = {part: records[part.rank].steps[number].after[part.key] for part in parts}
-        earlier = step.asked
-    return _report(records, parts, largest, findings, notes)
+        return step, _left(findings, fine)
+
+    parts = parts_of(records, twin.values(), twin.aliases)
+    start = _start(parts, records, twin.values())
+    if isinstance(start, ParityFinding):
+        return _report(records, parts, 0.0, [start], None)
+    twin.load(start)
+    return _judge_steps(parts, records, judged)
 
 
 def _judge_marked(records: list[RankRecord], same_data: bool) -> ParityReport:
+    def judged(number: int, held: Held, earlier: Gradients | None) -> Judged:
+        reading, doubled = marked_reading(records, number, earlier)
+        step = StepJudge(number, parts, records, reading, dict)
+        step.gradients()
+        before = first.steps[number - 1].twin if number else first.start
+        findings = _left(step.verdict.findings, step.updates(before, first.steps[number].twin, held))
+        if doubled and not same_data:
+            said = f"ranks {doubled[0]} and {doubled[1]} read the same samples: give each rank its own share"
+            hint = " (or --same-data, if they share the work on them)"
+            findings = [ParityFinding(TrainerFault.SAME_DATA, number + 1, said + hint), *findings]
+        return step, findings
+
     first = records[0]
     parts = parts_of(records, first.start, first.aliases)
     start = _start(parts, records, first.start)
     if isinstance(start, ParityFinding):
         return _report(records, parts, 0.0, [start], None)
-    held, before = _held(parts, records), first.start
-    largest, notes, findings = 0.0, [], []
+    return _judge_steps(parts, records, judged)
+
+
+def _judge_steps(
+    parts: list[ParameterPart],
+    records: list[RankRecord],
+    judged: Callable[[int, Held, Gradients | None], Judged],
+) -> ParityReport:
+    """Judge the steps until one has findings.
+
+    Args:
+        judged: judges a step, given its number, the parts that the ranks hold before it, and the gradients
+            of the step before.
+    """
+    held, largest = _held(parts, records), 0.0
     earlier: Gradients | None = None
-    for number in range(len(first.steps)):
-        reading, doubled = marked_reading(records, number, earlier)
-        step = StepJudge(number, parts, records, reading, dict)
-        step.gradients()
-        fine = step.updates(before, first.steps[number].twin, held)
-        findings = _left(step.verdict.findings, fine)
-        if doubled and not same_data:
-            said = f"ranks {doubled[0]} and {doubled[1]} read the same samples: give each rank its own share"
-            hint = " (or --same-data, if they share the work on them)"
-            findings = [ParityFinding(TrainerFault.SAME_DATA, number + 1, said + hint), *findings]
+    notes, findings = list[str](), list[ParityFinding]()
+    for number in range(len(records[0].steps)):
+        step, findings = judged(number, held, earlier)
         largest = max(largest, step.verdict.largest)
-        notes = _not_tried(step.max_norm, reading.right)
+        notes = _not_tried(step.max_norm, step.reading.right)
         if findings:
             break
         held = {part: records[part.rank].steps[number].after[part.key] for part in parts}
-        before, earlier = first.steps[number].twin, step.asked
+        earlier = step.asked
     return _report(records, parts, largest, findings, notes)
 
 
@@ -198,7 +214,7 @@ def _report(
     return ParityReport(len(records), steps, len(names), largest, tuple(found), tuple(notes or ()))
 
 
-def _held(parts: list[ParameterPart], records: list[RankRecord]) -> dict[ParameterPart, Tensor]:
+def _held(parts: list[ParameterPart], records: list[RankRecord]) -> Held:
     starts = [{held.name: held.start for held in record.parts} for record in records]
     return {part: starts[part.rank][part.key] for part in parts}
 
