@@ -20,6 +20,7 @@ algorithms 4 and 5 (arXiv:1804.04235).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -87,28 +88,31 @@ class Adafactor(ForeachOptimizer):
         self, params: list[Tensor], grads: list[Tensor], shares: list[float], eps1: float
     ) -> list[Tensor]:
         """Update the states, and return V of each parameter, a new tensor of its shape."""
-        found = list[Tensor](params)
         matrices = [number for number, param in enumerate(params) if param.ndim > 1]
         others = [number for number, param in enumerate(params) if param.ndim <= 1]
-        if matrices:
-            some, of = [params[number] for number in matrices], [grads[number] for number in matrices]
-            parts = [shares[number] for number in matrices]
-            rows = self._means(some, of, parts, "row_var", -1)
-            columns = self._means(some, of, parts, "col_var", -2)
-            sizes = [row.mean(dim=-2, keepdim=True) for row in rows]
-            torch._foreach_clamp_min_(sizes, eps1)
-            scaled = torch._foreach_div(
-                rows, sizes
-            )  # the small factor is divided, so that V is computed once
-            for number, row, column in zip(matrices, scaled, columns, strict=True):
-                found[number] = row @ column
-        if others:
-            kept = self.kept([params[number] for number in others], "variance")
-            squares = torch._foreach_mul(*(2 * [[grads[number] for number in others]]))
-            _lerp(kept, squares, [shares[number] for number in others])
-            for number, variance in zip(others, kept, strict=True):
-                found[number] = variance.clone()
-        return found
+        found: dict[int, Tensor] = {}
+        of_matrices = partial(self._of_matrices, eps1=eps1)
+        for numbers, variances in ((matrices, of_matrices), (others, self._of_others)):
+            if numbers:
+                some, its = [params[number] for number in numbers], [grads[number] for number in numbers]
+                of_some = variances(some, its, [shares[number] for number in numbers])
+                found.update(zip(numbers, of_some, strict=True))
+        return [found[number] for number in range(len(params))]
+
+    def _of_matrices(
+        self, params: list[Tensor], grads: list[Tensor], shares: list[float], eps1: float
+    ) -> list[Tensor]:
+        rows = self._means(params, grads, shares, "row_var", -1)
+        columns = self._means(params, grads, shares, "col_var", -2)
+        sizes = [row.mean(dim=-2, keepdim=True) for row in rows]
+        torch._foreach_clamp_min_(sizes, eps1)
+        scaled = torch._foreach_div(rows, sizes)  # the small factor, so that V is computed once
+        return [row @ column for row, column in zip(scaled, columns, strict=True)]
+
+    def _of_others(self, params: list[Tensor], grads: list[Tensor], shares: list[float]) -> list[Tensor]:
+        kept = self.kept(params, "variance")
+        _lerp(kept, torch._foreach_mul(grads, grads), shares)
+        return [variance.clone() for variance in kept]
 
     def _means(
         self, params: list[Tensor], grads: list[Tensor], shares: list[float], name: str, dim: int
