@@ -25,9 +25,7 @@ from traitlets import default
 from dlo_lib.base.errors import UserError
 from dlo_lib.base.files import write_text
 from dlo_lib.base.text import tr
-from dlo_lib.grading.classroom.feedback.feedback_page import (
-    receipt_html,
-)
+from dlo_lib.grading.classroom.feedback.feedback_page import receipt_html
 from dlo_lib.grading.classroom.feedback.student_page import (
     in_step,
     is_before,
