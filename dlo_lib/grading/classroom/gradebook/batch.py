@@ -43,6 +43,7 @@ from dlo_lib.grading.classroom.gradebook.regrade import (
     changes_of,
     end_grading,
     keep_points,
+    unfinished_note,
     write_changes,
 )
 from dlo_lib.grading.classroom.gradebook.submission_copy import FOLDER, staged_copy
@@ -150,7 +151,8 @@ def grade_lab(
         before = results_before(course, lab)
         keep_points(results, results / REPORTS, {student: checks for student, (_, checks) in before.items()})
         back_up(course)
-        begin_grading(results)
+        completes = chosen.only is None or not unfinished_note(results)
+        before = begin_grading(results, before)
         chosen_students = [chosen.only] if chosen.only is not None else students
         stopped = ""
         with GradebookEntry(course, lab, chosen.keep_manual) as entry:
@@ -175,7 +177,7 @@ def grade_lab(
         versions = {row.student: row.checks for row in table.rows}
         changed = write_changes(results, changes_of(results, results / REPORTS, versions))
         write_results(course, table, batch.judged, tree_cpu_seconds(os.getpid()))
-        if not stopped:
+        if completes and not stopped:
             end_grading(results)
     return replace(table, notes=(*changed_checks(before, table), *changed, *table.notes), stopped=stopped)
 

@@ -4,7 +4,8 @@ A regrade keeps the points by check of the last grading whose feedback was relea
 lists each difference in ``changes.csv``. Releasing the feedback ends the comparison.
 
 A grading that ends early, killed or with an error, leaves rows of both versions of the checks and no list. A
-file marks it until a grading of the lab comes to its end, and no feedback is released before that.
+file marks it until a grading of the lab comes to its end, and no feedback is released before that. The file
+has the totals before the first of these gradings, so the notes of the last one compare all rows with them.
 """
 
 from __future__ import annotations
@@ -126,9 +127,26 @@ def pending_note(folder: Path) -> str:
     return tr(text, file=file)
 
 
-def begin_grading(folder: Path) -> None:
-    """Record that a grading of the lab has begun to write rows."""
-    write_text(folder / UNFINISHED, "")
+Totals = dict[str, tuple[float, str]]  # student → total, and the version of the checks that gave it
+
+
+def begin_grading(folder: Path, before: Totals) -> Totals:
+    """Record that a grading of the lab has begun to write rows.
+
+    Args:
+        before: the results that it finds.
+
+    Returns:
+        ``before``, or for a student of a grading that has not come to its end, what that one found.
+    """
+    try:
+        stored = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
+        first = {str(name): (float(total), str(checks)) for name, (total, checks) in stored.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        first = {}
+    found = {**before, **first}
+    write_text(folder / UNFINISHED, json.dumps(found))
+    return found
 
 
 def end_grading(folder: Path) -> None:

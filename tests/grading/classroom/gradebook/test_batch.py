@@ -296,15 +296,20 @@ def test_a_killed_regrade_releases_nothing_and_lists_all_losses_once_it_is_resum
     assert "has not come to its end" in settled_grades(open_course(course), info).notes[0]
 
     killed_after(1, grade, course, Scripted(losers))  # again, from the beginning
+    grade(course, by=Scripted({}), only="blaise")  # one row more completes nothing
+    assert "has not come to its end" in settled_grades(open_course(course), info).notes[0]
     rest = Scripted(losers)
     resumed = grade(course, by=rest, resume=True)
-    assert rest.asked == [(["blaise", "chloe", "dorothy"], 2)]
+    assert rest.asked == [(["chloe", "dorothy"], 2)]
     changes = (folder / CHANGES).read_bytes()
     assert changes == (whole / "grades" / LAB / CHANGES).read_bytes()
     assert [row["student"] for row in csv.DictReader(changes.decode().splitlines())] == ["ada", "dorothy"]
     said = "scale, check_scale (): 2 lose 6 points by it: ada, dorothy"
     assert said in notes
     assert said in resumed.notes
+    totals = [note for note in notes if "3 points before, 0 now" in note]
+    assert [note.partition(":")[0] for note in totals] == ["ada", "dorothy"]
+    assert [note for note in resumed.notes if "points before" in note] == totals
     assert results(course) == results(whole)
     assert "has not come" not in settled_grades(open_course(course), info).notes[0]
     assert make_feedback(open_course(course), info)
