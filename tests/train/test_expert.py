@@ -3,12 +3,18 @@ degree."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.launch import RankFailure, run_ranks
+from dlo_lib.models.checkpoint import load_checkpoint
 from dlo_lib.train import TrainConfig, TrainResult, read_metrics, train
 from tests.train.test_context import trained_in_turn
+from tests.train.test_loop import assert_same_state, flattened
+from tests.train.test_optimizer import in_steps
 
 
 def learned(result: TrainResult | TrainConfig) -> list[float]:
@@ -30,6 +36,34 @@ def test_ranks_with_parts_of_the_experts_train_the_same_model_as_one_process(sma
     for result in (ddp, cp):
         assert learned(result) == pytest.approx(learned(twin), rel=1e-4)
     assert resumed == pytest.approx(learned(twin), rel=1e-3)
+
+
+AVERAGED: list[dict[str, Any]] = [
+    {"average": "ema"},
+    {"average": "swa", "average_start": 2},
+    {"average": "ema", "parallel": "fsdp"},
+]
+SGD: dict[str, Any] = {"optimizer": "sgd-momentum", "lr": 0.1, "steps": 4}
+"""Adam divides small differences of small gradients by their size."""
+
+
+def test_the_average_of_parts_of_the_experts_is_that_of_one_process(small_run):
+    """Each rank averages its experts; a resumed run has the same average bit for bit."""
+    runs = []
+    for number, form in enumerate(AVERAGED):
+        options = {"model": "tiny-moe", **SGD, "batch": 1, "ep": 2, **form}
+        runs += in_steps(small_run(f"run-{number}", **options))
+    results = run_ranks(trained_in_turn, 2, runs)[0]
+    for number, (form, whole, resumed) in enumerate(zip(AVERAGED, results[::3], results[2::3], strict=True)):
+        assert_same_state(resumed, whole)
+        same = {key: value for key, value in form.items() if key != "parallel"}
+        twin = train(small_run(f"twin-{number}", model="tiny-moe", batch=2, **SGD, **same))
+        expected = load_checkpoint(twin.checkpoint / "average", dtype=torch.float32).state_dict()
+        held = flattened(whole.checkpoint / "sharded", whole.out / "whole.pt")
+        found = {name: held[key] for name in expected if (key := f"optimizer.state.{name}.average") in held}
+        assert len(found) == len([key for key in held if key.startswith("model.")])
+        for name, value in found.items():
+            torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-6, msg=f"{form}, {name}")
 
 
 def test_a_degree_that_does_not_fit_is_refused(small_run):
