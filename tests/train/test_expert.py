@@ -6,15 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.launch import RankFailure, run_ranks
-from dlo_lib.models.checkpoint import load_checkpoint
 from dlo_lib.train import TrainConfig, TrainResult, read_metrics, train
 from tests.train.test_context import trained_in_turn
-from tests.train.test_loop import assert_same_state, flattened
-from tests.train.test_optimizer import in_steps
+from tests.train.test_loop import assert_same_state
+from tests.train.test_optimizer import assert_same_average, in_steps
 
 
 def learned(result: TrainResult | TrainConfig) -> list[float]:
@@ -58,12 +56,7 @@ def test_the_average_of_parts_of_the_experts_is_that_of_one_process(small_run):
         assert_same_state(resumed, whole)
         same = {key: value for key, value in form.items() if key != "parallel"}
         twin = train(small_run(f"twin-{number}", model="tiny-moe", batch=2, **SGD, **same))
-        expected = load_checkpoint(twin.checkpoint / "average", dtype=torch.float32).state_dict()
-        held = flattened(whole.checkpoint / "sharded", whole.out / "whole.pt")
-        found = {name: held[key] for name in expected if (key := f"optimizer.state.{name}.average") in held}
-        assert len(found) == len([key for key in held if key.startswith("model.")])
-        for name, value in found.items():
-            torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-6, msg=f"{form}, {name}")
+        assert_same_average(whole, twin, 1e-6, form)
 
 
 def test_a_degree_that_does_not_fit_is_refused(small_run):

@@ -228,6 +228,21 @@ AVERAGED: list[dict[str, Any]] = [
 ]
 
 
+def average_of(result: TrainResult) -> dict[str, torch.Tensor]:
+    """Return the averaged weights of a checkpoint of whole weights."""
+    return load_checkpoint(result.checkpoint / "average", dtype=torch.float32).state_dict()
+
+
+def assert_same_average(parts: TrainResult, twin: TrainResult, atol: float, form: object) -> None:
+    """The parts of the average in a sharded checkpoint are the average of one process."""
+    expected = average_of(twin)
+    held = flattened(parts.checkpoint / "sharded", parts.out / "whole.pt")
+    found = {name: held[key] for name in expected if (key := f"optimizer.state.{name}.average") in held}
+    assert len(found) == len([key for key in held if key.startswith("model.")])
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=atol, msg=f"{form}, {name}")
+
+
 def test_an_average_of_parts_is_that_of_whole_weights_and_resumes_bit_for_bit(small_run):
     """Also with an owner of whole parameters: each rank averages its part."""
     runs = []
@@ -240,12 +255,7 @@ def test_an_average_of_parts_is_that_of_whole_weights_and_resumes_bit_for_bit(sm
         same = {key: form[key] for key in ("optimizer", "average", "average_start") if key in form}
         batch = 2 * copies * form.get("accumulation", 1)
         twin = train(small_run(f"twin-{number}", **{"average": "ema", "steps": 4, "batch": batch, **same}))
-        expected = load_checkpoint(twin.checkpoint / "average", dtype=torch.float32).state_dict()
-        held = flattened(whole.checkpoint / "sharded", whole.out / "whole.pt")
-        found = {name: held[key] for name in expected if (key := f"optimizer.state.{name}.average") in held}
-        assert len(found) == len([key for key in held if key.startswith("model.")])
-        for name, value in found.items():
-            torch.testing.assert_close(value, expected[name], rtol=0, atol=2e-4, msg=f"{form}, {name}")
+        assert_same_average(whole, twin, 2e-4, form)
 
 
 def test_an_average_follows_a_run_to_another_plan(small_run):
@@ -261,9 +271,6 @@ def test_an_average_follows_a_run_to_another_plan(small_run):
     run_ranks(trained, 2, runs)
     last = train(small_run(**options, batch=4, steps=5))
     twin = train(small_run("twin", **{**options, "resume": False}, batch=4, steps=5))
-    one, other = (
-        load_checkpoint(result.checkpoint / "average", dtype=torch.float32).state_dict()
-        for result in (last, twin)
-    )
+    one, other = average_of(last), average_of(twin)
     for name, value in other.items():
         torch.testing.assert_close(one[name], value, rtol=0, atol=2e-4, msg=name)

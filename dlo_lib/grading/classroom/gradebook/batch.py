@@ -151,6 +151,7 @@ def grade_lab(
         before = results_before(course, lab)
         keep_points(results, results / REPORTS, {student: checks for student, (_, checks) in before.items()})
         back_up(course)
+        # one row more does not complete an interrupted grading of the class
         completes = chosen.only is None or not unfinished_note(results)
         before = begin_grading(results, before)
         chosen_students = [chosen.only] if chosen.only is not None else students

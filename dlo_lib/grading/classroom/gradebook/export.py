@@ -9,7 +9,7 @@ JSON; times are in a separate file.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from dlo_lib.grading.classroom.gradebook.deadlines import deadlines_of, seconds_
 from dlo_lib.grading.classroom.gradebook.inventory import refused_students
 from dlo_lib.grading.classroom.gradebook.late_work import late_notes
 from dlo_lib.grading.classroom.gradebook.manual_points import set_aside_note
-from dlo_lib.grading.classroom.gradebook.regrade import pending_note, unfinished_note
+from dlo_lib.grading.classroom.gradebook.regrade import Totals, pending_note, unfinished_note
 from dlo_lib.grading.classroom.roster.tables import csv_text
 from dlo_lib.grading.judge.report import GRADED, GRADER_ERROR, NO_ATTEMPT, NOT_GRADED, REFUSED, Report
 from dlo_lib.grading.judge.report_store import StoredReport, checks_version, load, report_file
@@ -156,7 +156,7 @@ def stored_report(course: NbGraderAPI, lab: LabInfo, student: str) -> Report | N
     return stored.report if stored is not None else None
 
 
-def results_before(course: NbGraderAPI, lab: LabInfo) -> dict[str, tuple[float, str]]:
+def results_before(course: NbGraderAPI, lab: LabInfo) -> Totals:
     """Return the total and the version of the checks of each student in ``results.json``, if there is one.
 
     The total is the one of the gradebook: points may have been given by hand since the file was written.
@@ -174,7 +174,7 @@ def results_before(course: NbGraderAPI, lab: LabInfo) -> dict[str, tuple[float, 
     return found
 
 
-def changed_checks(before: Mapping[str, tuple[float, str]], table: GradeTable) -> list[str]:
+def changed_checks(before: Totals, table: GradeTable) -> list[str]:
     """Return notes on the students whose total changed since ``before``, when their checks changed too."""
     notes = []
     for row in table.rows:

@@ -11,10 +11,10 @@ has the totals before the first of these gradings, so the notes of the last one 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.base.files import write_text
@@ -28,6 +28,9 @@ CHANGES = "changes.csv"
 UNFINISHED = "unfinished"
 HEADER = ["student", "question", "check", "title", "points_before", "points_now", "status", "message"]
 MOST_NAMES = 10  # students named in a note
+
+Totals = dict[str, tuple[float, str]]  # student → total, and the version of the checks that gave it
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -127,9 +130,6 @@ def pending_note(folder: Path) -> str:
     return tr(text, file=file)
 
 
-Totals = dict[str, tuple[float, str]]  # student → total, and the version of the checks that gave it
-
-
 def begin_grading(folder: Path, before: Totals) -> Totals:
     """Record that a grading of the lab has begun to write rows.
 
@@ -139,12 +139,7 @@ def begin_grading(folder: Path, before: Totals) -> Totals:
     Returns:
         ``before``, or for a student of a grading that has not come to its end, what that one found.
     """
-    try:
-        stored = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
-        first = {str(name): (float(total), str(checks)) for name, (total, checks) in stored.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        first = {}
-    found = {**before, **first}
+    found = before | _by_student(folder / UNFINISHED, lambda of: (float(of[0]), str(of[1])))
     write_text(folder / UNFINISHED, json.dumps(found))
     return found
 
@@ -189,10 +184,13 @@ def _checks(report: Report) -> dict[tuple[str, str], CheckReport]:
 
 def _kept(folder: Path) -> dict[str, Any]:
     """Return what :func:`keep_points` wrote; nothing if there is no readable file."""
+    return _by_student(folder / KEPT, lambda of: {"checks": of["checks"], "points": of["points"]})
+
+
+def _by_student(file: Path, value: Callable[[Any], Value]) -> dict[str, Value]:
+    """Return the ``value`` of each student's entry in a JSON file; nothing if there is no readable file."""
     try:
-        found = json.loads((folder / KEPT).read_text(encoding="utf-8"))
-        return {
-            str(student): {"checks": of["checks"], "points": of["points"]} for student, of in found.items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return {str(student): value(of) for student, of in found.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
