@@ -6,7 +6,8 @@
 - ``memory``: the memory of a rank by part, as formulas
 - ``stack``: the constants of the software
 - ``cost``: the time of a step by part
-- ``calibration``: fits the constants to published runs, and tests them (``published.toml``)
+- ``published``: published runs (``published.toml``), and how far a prediction is from them
+- ``calibration``: fits the constants to published runs, and tests them
 - ``rules``: the three rules of 3D parallelism
 - ``search``: all valid plans of a request, the fastest first, and the Pareto front
 - ``rated``: what one plan costs that a person writes as seven numbers

@@ -8,24 +8,19 @@ to nine runs and predicts the tenth.
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.hardware import GpuNodes, gpu, link
-from dlo_lib.parallel.pipeline.table import ScheduleKind
-from dlo_lib.planner.cost import COMPUTED, StepCost, step_cost
-from dlo_lib.planner.plans import SCHEDULES, Array, Checkpointing, Plans
+from dlo_lib.planner.cost import COMPUTED, step_cost
+from dlo_lib.planner.plans import Array, Plans
+from dlo_lib.planner.published import PublishedRun, errors
 from dlo_lib.planner.sizes import ModelSizes
 from dlo_lib.planner.stack import BOUNDS, Stack
 
 FITTED = ("matmul", "memory", "sends")
-SEQ, VOCAB = 2048, 51_200
 MEGATRON = Stack(
     matmul=0.776,
     depth=200.0,
@@ -86,104 +81,6 @@ def anchored_by(
             )
         stack = stack.anchored(busy, seconds - rest)
     return stack
-
-
-@dataclass(frozen=True)
-class PublishedRun:
-    """One run of a table: a model, a plan, and TFLOP/s of a GPU with recomputation."""
-
-    sizes: ModelSizes
-    plans: Plans
-    gpus: int
-    batch: int
-    tflops: float
-
-    def cost(self, stack: Stack) -> StepCost:
-        """Return the predicted time of a step on nodes of 8 A100 with eight 200 Gb/s links."""
-        nodes = GpuNodes(gpu("a100-80"), 8, link("hdr"), 8)
-        return step_cost(self.sizes, self.plans, SEQ, nodes, stack, "fp16")
-
-    def percent(self, stack: Stack) -> float:
-        """Return the predicted percentage of the peak, by the formula of the paper (equation 3), which counts
-        recomputation."""
-        hidden, layers = self.sizes.hidden, self.sizes.layers
-        flops = 96.0 * self.batch * SEQ * layers * hidden**2
-        flops *= 1 + SEQ / (6 * hidden) + VOCAB / (16 * layers * hidden)
-        return float(100 * flops / (self.cost(stack).seconds[0] * self.gpus * gpu("a100-80").peak("fp16")))
-
-    def error(self, stack: Stack) -> float:
-        """Return the predicted minus the measured percentage of the peak, in points."""
-        return self.percent(stack) - 100e12 * self.tflops / gpu("a100-80").peak("fp16")
-
-
-@cache
-def published(table: str = "calibration") -> tuple[PublishedRun, ...]:
-    """Return the runs of a table of ``published.toml``: "calibration" or "unseen"."""
-    return tuple(
-        _run(ModelSizes.gpt(hidden, layers, heads), (tp, pp, chunks), gpus, batch, micro_batch, tflops)
-        for hidden, layers, heads, tp, pp, gpus, batch, micro_batch, chunks, tflops in _tables()[table][
-            "rows"
-        ]
-    )
-
-
-@cache
-def _tables() -> dict[str, Any]:
-    return tomllib.loads((Path(__file__).parent / "published.toml").read_text(encoding="utf-8"))
-
-
-def _run(
-    sizes: ModelSizes, split: tuple[int, int, int], gpus: int, batch: int, micro_batch: int, tflops: float
-) -> PublishedRun:
-    """Return a run with full recomputation; ``split``: tp, pp, stages of a rank."""
-    tp, pp, chunks = split
-    copies = gpus // (tp * pp)
-    kind = ScheduleKind.INTERLEAVED if chunks > 1 else ScheduleKind.ONE_F_ONE_B
-    plans = Plans.of(
-        pp=pp,
-        tp=tp,
-        dp_replicate=copies,
-        chunks=chunks,
-        schedule=SCHEDULES.index(kind),
-        micro_batch=micro_batch,
-        micro_batches=batch // copies // micro_batch,
-        checkpointing=Checkpointing.FULL,
-    )
-    return PublishedRun(sizes, plans, gpus, batch, tflops)
-
-
-@dataclass(frozen=True)
-class PublishedSweep:
-    """Plans of one model and batch, of which a paper says which is the fastest."""
-
-    title: str
-    runs: tuple[PublishedRun, ...]
-    best: int
-    """The index of the plan that was measured as the fastest."""
-
-    def reached(self, stack: Stack) -> Array:
-        """Return the predicted throughput of each plan as a fraction of the best predicted one."""
-        percent = np.array([run.percent(stack) for run in self.runs])
-        return percent / percent.max()
-
-
-def published_sweeps() -> tuple[PublishedSweep, ...]:
-    """Return the sweeps of ``published.toml``, one for each batch. The figures have no numbers to compare."""
-    sweeps = []
-    for entry in _tables()["sweep"]:
-        for batch in entry["batches"]:
-            runs = tuple(
-                _run(ModelSizes.gpt(*entry["gpt"]), (tp, pp, 1), entry["gpus"], batch, micro_batch, np.nan)
-                for tp, pp, micro_batch in entry["rows"]
-            )
-            title = f"{entry['title']}, batch {batch}"
-            sweeps.append(PublishedSweep(title, runs, entry["rows"].index(entry["best"])))
-    return tuple(sweeps)
-
-
-def errors(runs: tuple[PublishedRun, ...], stack: Stack) -> Array:
-    """Return the error of each run, in points of the peak."""
-    return np.array([run.error(stack) for run in runs])
 
 
 def fit(runs: tuple[PublishedRun, ...], start: Stack = MEGATRON, rounds: int = 8) -> Stack:
