@@ -56,6 +56,26 @@ def wrong_if(
         t.that(near(want, wrong, rtol, atol) or not near(got, wrong, rtol, atol), message, **values)
 
 
+def is_near(
+    t: Trial,
+    got: object,
+    want: float,
+    message: str,
+    mistakes: Mapping[str, float] | None = None,
+    rtol: float = 1e-6,
+    atol: float = 1e-8,
+    **values: object,
+) -> None:
+    """The number ``got`` is ``want``, within ``atol + rtol * |want|``.
+
+    Args:
+        message: what the student reads otherwise; it may use ``{got}``, ``{want}`` and ``values``.
+        mistakes: a message for the student → the number that this mistake gives.
+    """
+    wrong_if(t, got, want, mistakes or {}, rtol, atol, **values)
+    t.that(near(got, want, rtol, atol), message, got=got, want=want, **values)
+
+
 def explained(
     student: Any, scenario: Any, inputs: Sequence[Mapping[str, Any]], causes: Mapping[str, str]
 ) -> Run:

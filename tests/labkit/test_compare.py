@@ -10,7 +10,7 @@ import torch
 
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.grading.checks.contract import Run, Trial, Wrong
-from dlo_lib.labkit.compare import entry, every_rank, near, same, wrong_if
+from dlo_lib.labkit.compare import entry, every_rank, is_near, near, same, wrong_if
 from dlo_lib.labkit.memory import MIB, holds_at_most
 from dlo_lib.labkit.order import comes_before, first_difference
 from dlo_lib.labkit.traffic import kinds_of, passes_at_least, passes_at_most, passes_exactly, passes_only
@@ -19,7 +19,7 @@ ONE = torch.ones(3)
 
 
 @pytest.mark.parametrize(
-    ("got", "want", "is_near"),
+    ("got", "want", "expected"),
     [
         (ONE + 1e-9, ONE, True),
         (ONE + 1e-3, ONE, False),
@@ -35,8 +35,8 @@ ONE = torch.ones(3)
         ("1.0", 1.0, False),
     ],
 )
-def test_near_compares_values_shapes_and_types(got: object, want: Any, is_near: bool) -> None:
-    assert near(got, want) is is_near
+def test_near_compares_values_shapes_and_types(got: object, want: Any, expected: bool) -> None:
+    assert near(got, want) is expected
 
 
 def test_a_known_mistake_gets_its_name() -> None:
@@ -48,6 +48,14 @@ def test_a_known_mistake_gets_its_name() -> None:
 
 def test_a_mistake_that_gives_the_right_value_is_none() -> None:
     wrong_if(Trial(0), ONE, ONE, {"summed": 1 * ONE})
+
+
+def test_a_number_that_is_not_near_is_named_with_what_it_should_be() -> None:
+    is_near(Trial(0), 2.1, 2.0, "{what} is {got}, not {want}", rtol=0.1, what="the sum")
+    with pytest.raises(Wrong, match=r"the sum is 2\.1, not 2\.0"):
+        is_near(Trial(0), 2.1, 2.0, "{what} is {got}, not {want}", {"only one": 1.0}, what="the sum")
+    with pytest.raises(Wrong, match="only one of the sum"):
+        is_near(Trial(0), 1.0, 2.0, "", {"only one of {what}": 1.0}, what="the sum")
 
 
 def run(*results: object, calls: tuple[tuple[Call, ...], ...] = (), memory: Any = None) -> Run:

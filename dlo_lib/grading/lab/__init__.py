@@ -8,6 +8,7 @@ The files of a lab:
 - ``declared``: what these files say, read without an import
 - ``new_lab``: a new lab that proves itself green
 - ``mutants``: wrong solutions
+- ``mutant_table``: mutants as a table of text
 - ``undrawn_record``: what the checks never vary, and why
 
 What students get:

@@ -9,6 +9,7 @@ import pytest
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.grading.lab.course import LabInfo
+from dlo_lib.grading.lab.mutant_table import mutant_table
 from dlo_lib.grading.lab.mutants import Mutant, read_mutants
 from dlo_lib.grading.lab.source import Cell, CellKind, LabSource
 
@@ -208,3 +209,63 @@ def test_the_file_of_a_lab_lists_its_mutants(lab: LabSource) -> None:
         (lab.folder / "mutants.py").write_text(text)
         with pytest.raises(UserError, match=said):
             read_mutants(lab.folder)
+
+
+def test_a_table_of_text_has_the_same_mutants() -> None:
+    assert mutant_table("""
+        # the first question
+        [mean]
+        Two values are taken for granted
+            check_mean: the mean: of three values
+            len(values)  =>  2
+        Values that are not a number count
+            check_finite, check_total, check_hidden: not a number
+            if value == value:  =>
+                for _ in range(2):
+                    value += 0
+            self.number += 1  =>
+        [spread]
+        Nothing is spread
+            check_spread: the spread
+            answer:
+                def spread(values):
+
+                    return 0.0
+        """) == [
+        Mutant(
+            "Two values are taken for granted",
+            "check_mean",
+            "the mean: of three values",
+            {"len(values)": "2"},
+            question="mean",
+        ),
+        Mutant(
+            "Values that are not a number count",
+            "check_finite",
+            "not a number",
+            {"if value == value:": "for _ in range(2):\n    value += 0", "self.number += 1": ""},
+            question="mean",
+            also=("check_total", "check_hidden"),
+        ),
+        Mutant(
+            "Nothing is spread",
+            "check_spread",
+            "the spread",
+            answer="def spread(values):\n\n    return 0.0",
+            question="spread",
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("", "its second line should be"),
+        ("    len(values)  =>  2", "its second line should be"),
+        ("    check_mean: words\n    len(values), 2", "'len(values), 2' is neither"),
+    ],
+)
+def test_a_line_of_a_table_that_has_no_form_is_named(body: str, error: str) -> None:
+    with pytest.raises(UserError, match="^mutant 'A title': ") as refused:
+        mutant_table(f"A title\n{body}\n")
+    assert error in str(refused.value)

@@ -21,7 +21,7 @@ from dlo_lib.grading.lab.source import Cell, CellKind, LabSource
 from dlo_lib.grading.notebook.local_student import LocalStudent
 
 PAGE = Path(__file__).parents[3] / "solutions" / "CHECKS.md"
-SHAPE, EVIDENCE, PROOFS, MUTANTS = re.findall(
+SHAPE, EVIDENCE, PROOFS, MUTANTS, TABLE = re.findall(
     r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
 )
 RIGHT = (
@@ -118,8 +118,9 @@ def test_the_examples_pass_on_a_right_answer(lab: Path) -> None:
     assert set(found) == {"check_every_rank", "check_traffic", "check_memory", "check_received_is_used"}
 
 
-def test_the_mutant_is_caught_by_the_check_that_it_names(lab: Path) -> None:
-    (lab / "mutants.py").write_text(MUTANTS)
+@pytest.mark.parametrize(("text", "count"), [(MUTANTS, 2), (TABLE, 1)], ids=["list", "table"])
+def test_the_mutant_is_caught_by_the_check_that_it_names(text: str, count: int, lab: Path) -> None:
+    (lab / "mutants.py").write_text(text)
     info = LabInfo("07_mean", 7, "mean", "Mean", core=True, minutes=10)
     source = LabSource(
         info,
@@ -128,7 +129,7 @@ def test_the_mutant_is_caught_by_the_check_that_it_names(lab: Path) -> None:
         (Cell("mean", CellKind.SOLUTION, RIGHT, RIGHT), Cell("test_mean", CellKind.TEST, "", "", 4.0)),
     )
     mutants = read_mutants(source.folder)
-    assert len(mutants) == 2
+    assert len(mutants) == count
     for mutant in mutants:
         planted = mutant.planted(source)
         assert planted.question == "mean"
