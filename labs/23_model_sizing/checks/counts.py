@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dlo_lib.grading.checks.contract import check
-from dlo_lib.labkit.compare import entry, near, wrong_if
+from dlo_lib.labkit.compare import entry, is_near, near, wrong_if
 
 from .twins import (
     coatnet_layers,
@@ -82,9 +82,8 @@ def check_products(student, t):
             "each weight costs a multiplication and an addition": want / 2,
             "this is a training: only the forward is asked for": 3 * want,
         }
-        wrong_if(t, got, want, mistakes)
         message = "llama_flops(..., seq=0) is {got:,}, the linear layers of the model need {want:,}"
-        t.that(near(got, want), message, got=got, want=want)
+        is_near(t, got, want, message, mistakes)
 
 
 @check("llama", points=1)
@@ -98,9 +97,8 @@ def check_keys(student, t):
         "each query head reads the keys, also if heads share them": 4 * config["num_key_value_heads"] * each,
         "q k and (scores) v are two products": want / 2,
     }
-    wrong_if(t, found[1] - found[0], want, mistakes)
     message = "{seq} more keys add {got:,} FLOPs, two products in each block are {want:,}"
-    t.that(near(found[1] - found[0], want), message, seq=seq, got=found[1] - found[0], want=want)
+    is_near(t, found[1] - found[0], want, message, mistakes, seq=seq)
 
 
 # -- vit
@@ -160,9 +158,8 @@ def check_image(student, t):
         "attention has two products: q k and (scores) v": linear + attention / 2,
         "the image has `size` pixels, not image_size": sum(vit_products(config, config["image_size"])),
     }
-    wrong_if(t, got, linear + attention, mistakes)
     message = "vit_multiply_adds(..., {size}) is {got:,}, the layers need {want:,}"
-    t.that(near(got, linear + attention), message, size=size, got=got, want=linear + attention)
+    is_near(t, got, linear + attention, message, mistakes, size=size)
 
 
 # -- coatnet
@@ -171,9 +168,9 @@ def check_image(student, t):
 def same_parameters(student, t, stages: list[tuple], size: int, mistakes: dict[str, int], why: str) -> None:
     got = entry(t, student.coatnet(stages, size), "parameters", "coatnet(...)")
     want = sum(weights for weights, _, _ in coatnet_layers(stages, size))
-    wrong_if(t, got, want, {message: want + more for message, more in mistakes.items()})
+    wrong = {told: want + more for told, more in mistakes.items()}
     message = "coatnet({stages}, ...) has {want:,} parameters, not {got:,}: " + why
-    t.that(near(got, want), message, stages=stages, got=got, want=want)
+    is_near(t, got, want, message, wrong, stages=stages)
 
 
 def shortcut(stages: list[tuple], channels: int = 3) -> int:
@@ -231,9 +228,7 @@ def check_positions(student, t):
         "the weights of a stage work after its stride, at a quarter of the positions": 4 * want,
         "these are FLOPs: a multiplication and its addition count once here": 2 * want,
     }
-    wrong_if(t, got, want, mistakes)
-    message = "coatnet(...) counts {got:,} multiply-adds, the layers need {want:,}"
-    t.that(near(got, want), message, got=got, want=want)
+    is_near(t, got, want, "coatnet(...) counts {got:,} multiply-adds, the layers need {want:,}", mistakes)
 
 
 @check("coatnet", points=1)
@@ -248,9 +243,8 @@ def check_squeeze(student, t):
         ),
         "squeeze-and-excitation works too, once an image": sum(w * n for w, n, _ in layers if n > 1),
     }
-    wrong_if(t, got, want, mistakes)
     message = "coatnet(...) counts {got:,} multiply-adds in inverted bottlenecks, the layers need {want:,}"
-    t.that(near(got, want), message, got=got, want=want)
+    is_near(t, got, want, message, mistakes)
 
 
 @check("coatnet", points=1)
@@ -262,6 +256,5 @@ def check_attention_products(student, t):
         "the two products of attention are missing: 2 n n w in a block": linear,
         "attention has two products: q k and (scores) v": linear + products / 2,
     }
-    wrong_if(t, got, linear + products, mistakes)
     message = "coatnet(...) counts {got:,} multiply-adds, with {products:,} of attention it is {want:,}"
-    t.that(near(got, linear + products), message, got=got, products=products, want=linear + products)
+    is_near(t, got, linear + products, message, mistakes, products=products)

@@ -7,7 +7,7 @@ import math
 import torch
 
 from dlo_lib.grading.checks.contract import check
-from dlo_lib.labkit.compare import entry, near, wrong_if
+from dlo_lib.labkit.compare import entry, is_near, near, wrong_if
 from dlo_lib.planner.tiny_runs import BATCH, RunBudget, TinyLanguage
 
 from .twins import drawn_language, drawn_law, drawn_runs, law_at, least_loss, least_squares, trained_loss
@@ -28,19 +28,11 @@ def check_line(student, t):
     logs = torch.tensor([[1.0, math.log(each)] for each in x], dtype=torch.float64)
     fitted = torch.linalg.lstsq(logs, torch.tensor(losses, dtype=torch.float64).log()[:, None]).solution
     constant, slope = fitted.flatten().tolist()
-    wrong_if(t, got[1], -slope, {"alpha is positive: the loss falls": slope})
-    t.that(
-        near(got[1], -slope, 1e-4),
-        "alpha is {got:.4f}, the least-squares line has {want:.4f}",
-        got=got[1],
-        want=-slope,
-    )
+    message = "alpha is {got:.4f}, the least-squares line has {want:.4f}"
+    is_near(t, got[1], -slope, message, {"alpha is positive: the loss falls": slope}, rtol=1e-4)
     scale = {"this is the loss at x = 1; x0 is where the line reaches a loss of 1": math.exp(constant)}
-    wrong_if(t, got[0], math.exp(-constant / slope), scale, rtol=1e-3)
     message = "with x0 = {got:.3e} the line is not at a loss of 1 for x = x0: it is at {want:.3e}"
-    t.that(
-        near(got[0], math.exp(-constant / slope), 1e-3), message, got=got[0], want=math.exp(-constant / slope)
-    )
+    is_near(t, got[0], math.exp(-constant / slope), message, scale, rtol=1e-3)
 
 
 def fitted_law(student, t, runs: list) -> list[float]:
