@@ -101,13 +101,13 @@ def serve_trainings(listener: socket.socket, parent: int) -> NoReturn:
 
 
 def be_training(request: dict[str, Any], files: list[int]) -> NoReturn:
-    """What ``python -m MODULE ...`` does in a new process with these standard files."""
+    """What ``python -P -m MODULE ...`` does in a new process with these standard files."""
     importlib.import_module("dlo_lib.base.lifetime").die_with(os.getppid())
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number, file in enumerate(files):
         os.dup2(file, number)
     take_place(request)
-    sys.path.insert(0, request["folder"])
+    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     run_module(request["command"])
 
 

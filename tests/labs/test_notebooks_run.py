@@ -26,6 +26,7 @@ import pytest
 from jupyter_client.provisioning import local_provisioner
 from nbclient import NotebookClient
 
+from dlo_lib import cluster
 from dlo_lib.grading.lab.course import LabInfo, source_labs
 from dlo_lib.grading.lab.release import write_release
 from dlo_lib.grading.lab.source import source_folder, source_notebook
@@ -36,7 +37,7 @@ from tests.labs.notebook_rules import (
     unlike_the_text,
     write_startup,
 )
-from tests.labs.warm_python import write_warm_python
+from tests.labs.warm_python import FORKED, write_warm_python
 
 CELL_SECONDS = 600  # far above the 90 s a whole lab may take: it ends a run that hangs
 
@@ -148,6 +149,12 @@ def test_what_the_text_says_of_a_standard_form_is_compared_with_its_checks(
     cell = nbformat.v4.new_code_cell('lab.check("ring", instead={"ring": standard})', outputs=outputs)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text), cell])
     assert len(list(unlike_the_text(notebook))) == faults
+
+
+def test_a_training_on_this_machine_is_one_that_the_zygote_forks() -> None:
+    """Another command line in the script would start each of them in a new Python, which costs 4 s."""
+    script = cluster.submit("dlo_lib.train", ["--model", "tiny"], gpus=1, dry_run=True)
+    assert f" {' '.join(FORKED)} " in script
 
 
 def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:

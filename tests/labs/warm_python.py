@@ -1,5 +1,6 @@
-"""In place of Python in the notebooks of a test: ``-m dlo_lib.train`` runs in a fork of ``kernel_zygote``,
-which has imported what it imports. Everything else runs as usual.
+"""In place of Python in the notebooks of a test: ``-P -m dlo_lib.train``, as the script of a job starts a
+training, runs in a fork of ``kernel_zygote``, which has imported what it imports. Everything else runs as
+usual.
 
 Run as a script by :func:`write_warm_python`'s, which needs 15 ms; the module imports nothing that is slow.
 """
@@ -12,7 +13,7 @@ import socket
 import sys
 from pathlib import Path
 
-FORKED = ["-m", "dlo_lib.train"]
+FORKED = ["-P", "-m", "dlo_lib.train"]
 
 
 def write_warm_python(path: Path, name: str) -> None:
@@ -24,9 +25,9 @@ def write_warm_python(path: Path, name: str) -> None:
 
 def main(python: str, name: str) -> None:
     """Run ``python`` with this process's arguments, or let the zygote do it."""
-    if sys.argv[1:3] != FORKED:
+    if sys.argv[1 : 1 + len(FORKED)] != FORKED:
         os.execv(python, [python, *sys.argv[1:]])
-    request = {"command": [python, *sys.argv[1:]], "folder": os.getcwd(), "environment": dict(os.environ)}
+    request = {"command": [python, *sys.argv[2:]], "folder": os.getcwd(), "environment": dict(os.environ)}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         line.connect("\0" + name)
         socket.send_fds(line, [json.dumps(request).encode()], [0, 1, 2])
