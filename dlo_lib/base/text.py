@@ -1,6 +1,6 @@
 """The message catalogue. The English text is the key, so a translation needs no change in a lab.
 
-A catalogue is ``dlo_lib/locale/<language>.toml`` with one table ``[messages]``, which maps an English
+A catalogue is ``dlo_lib/base/locale/<language>.toml`` with one table ``[messages]``, which maps an English
 template to its translation. ``$DLO_LANG`` selects the language (two letters). A message without a translation
 is shown in English."""
 
