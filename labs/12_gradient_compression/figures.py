@@ -5,37 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from dlo_lib.labkit import predictions
 from dlo_lib.labkit.figures import (
     BLUE,
-    LIMIT,
     METHODS,
-    MUTED,
     SMALL,
-    VERMILLION,
     finish,
     log_ticks,
     panels,
     styled,
 )
-
-
-@styled
-def links(seconds: Mapping[str, float], backward: float) -> Figure:
-    """Seconds to add the gradients over each link; the dashed line is the backward pass, which hides them."""
-    (ax,) = panels(width=9, height=2.6)
-    ax.barh(range(len(seconds)), list(seconds.values()), 0.6, color=VERMILLION, label="adding the gradients")
-    for place, value in enumerate(seconds.values()):
-        ax.text(value + 0.08, place, f"{value:.2f}", va="center", fontsize=SMALL)
-    ax.axvline(backward, color=LIMIT, ls="--", label="backward")
-    ax.set_yticks(range(len(seconds)), list(seconds))
-    ax.invert_yaxis()
-    ax.margins(x=0.12)
-    ax.legend(loc="upper right")
-    return finish(ax, "x", xlabel="seconds in each step", title="gradients in fp32, 64 GPUs")
 
 
 @styled
@@ -64,35 +47,28 @@ def compressed(gradient: Tensor) -> Figure:
     return axes[0].get_figure()
 
 
-@styled
-def curves(
-    series: Mapping[str, Sequence[float]],
-    xlabel: str,
-    ylabel: str,
-    title: str,
-    log: bool = False,
-    level: tuple[str, float] | None = None,
-) -> Figure:
-    """One line for each way, over the steps."""
-    (ax,) = panels(width=8, height=3.4)
+def lines(ax: Axes, series: Mapping[str, Sequence[float]]) -> None:
+    """Draw a line for each way, over the steps, on a logarithmic axis."""
     for style, (name, values) in zip(METHODS, series.items()):
         ax.plot(range(1, len(values) + 1), values, **style.line(), label=name)
-    if level is not None:
-        ax.axhline(level[1], color=MUTED, ls=":", label=level[0])
-    if log:
-        ax.set_yscale("log")
-    ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
-    return finish(ax, xlabel=xlabel, ylabel=ylabel, title=title)
+    ax.set_yscale("log")
+
+
+@styled
+def descent(norms: Mapping[str, Sequence[float]]) -> Figure:
+    """How far three convex functions are from their minimum, over the steps."""
+    (ax,) = panels(width=8, height=3.4)
+    lines(ax, norms)
+    ax.legend(loc="upper left")
+    return finish(ax, xlabel="step", ylabel="|x|", title="three convex functions, three ranks")
 
 
 @styled
 def feedback(norms: Mapping[str, Sequence[float]], losses: Mapping[str, Sequence[float]]) -> Figure:
     """On the left three convex functions, on the right a small network, with and without error feedback."""
     left, right = panels(2, width=12, height=3.9)
-    for ax, series in ((left, norms), (right, losses)):
-        for style, (name, values) in zip(METHODS, series.items()):
-            ax.plot(range(1, len(values) + 1), values, **style.line(), label=name)
-        ax.set_yscale("log")
+    lines(left, norms)
+    lines(right, losses)
     left.legend(loc="upper left")
     right.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
     finish(left, xlabel="step", ylabel="|x|", title="three functions, the largest element of three")
@@ -103,7 +79,7 @@ def feedback(norms: Mapping[str, Sequence[float]], losses: Mapping[str, Sequence
 def variance(norms: Mapping[str, Sequence[float]], fires: Mapping[str, int | None]) -> Figure:
     """Norms of the raw and of the corrected variance; a dot is the step at which the rule is true."""
     (ax,) = panels(width=8, height=3.4)
-    for style, below, (name, values) in zip(METHODS, (True, False), norms.items()):
+    for style, below, (name, values) in zip(METHODS, (False, True), norms.items()):
         ax.plot(range(1, len(values) + 1), values, **style.line(), label=name)
         step = fires[name]
         if step is not None:

@@ -19,6 +19,13 @@ def fed(student, xs, compress):
 
 
 @scenario
+def fed_by_turns(student, xs, compress, other):
+    """Two objects, which get the tensors by turns: what is sent for each tensor."""
+    both = student.ErrorFeedback(compress), student.ErrorFeedback(other)
+    return [both[number % 2](x) for number, x in enumerate(xs)]
+
+
+@scenario
 def kept(student, xs):
     """The results of a compression that returns its argument, read at the end, and the state after the first
     call of another one, read then and at the end."""
@@ -29,13 +36,6 @@ def kept(student, xs):
     before = {name: value.clone() if hasattr(value, "clone") else value for name, value in state.items()}
     half(xs[1])
     return [sent, [before[name] for name in before], [state[name] for name in before]]
-
-
-@scenario
-def fed_by_turns(student, xs, compress, other):
-    """Two objects, which get the tensors by turns: what is sent for each tensor."""
-    both = student.ErrorFeedback(compress), student.ErrorFeedback(other)
-    return [both[number % 2](x) for number, x in enumerate(xs)]
 
 
 @scenario
@@ -62,49 +62,17 @@ def one_bit_means(student, rank, world, xs):
 
 @scenario
 def low_rank_means(student, rank, world, q, gradients):
-    """The mean of each gradient."""
-    step = student.PowerSGD(q)
-    return [step(gradient).clone() for gradient in gradients]
-
-
-@scenario
-def low_rank_arguments(student, rank, world, q, gradients):
     """The mean of each gradient, and the arguments after the calls."""
     step = student.PowerSGD(q)
-    means = [step(gradient).clone() for gradient in gradients]
-    return [means, [q, *gradients]]
-
-
-@scenario
-def low_rank_saved(student, rank, world, q, gradients):
-    """The mean of each gradient, and the state at the end."""
-    step = student.PowerSGD(q)
-    return [[step(gradient).clone() for gradient in gradients], step.state_dict()]
-
-
-@scenario
-def low_rank_again(student, rank, world, q, gradients, state):
-    """The mean of each gradient by an object that continues from a state."""
-    step = student.PowerSGD(q)
-    step.load_state_dict(state)
-    return [step(gradient).clone() for gradient in gradients]
+    return [[step(gradient).clone() for gradient in gradients], [q, *gradients]]
 
 
 @scenario
 def adam_steps(student, rank, world, x, gradients, lr, betas, eps, warmup):
-    """The parameters after each step."""
+    """The parameters before and after each step, and the gradients after the calls."""
     adam = student.OneBitAdam(x, lr, betas, eps, warmup)
-    found = []
+    path = [x.clone()]
     for gradient in gradients:
         adam.step(gradient)
-        found.append(x.clone())
-    return found
-
-
-@scenario
-def adam_arguments(student, rank, world, x, gradients, lr, betas, eps, warmup):
-    """The parameters after the last step, and the gradients after the calls."""
-    adam = student.OneBitAdam(x, lr, betas, eps, warmup)
-    for gradient in gradients:
-        adam.step(gradient)
-    return [x, gradients]
+        path.append(x.clone())
+    return [path, gradients]

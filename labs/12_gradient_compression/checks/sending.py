@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, Run, check
 from dlo_lib.labkit.compare import every_rank, near, same, wrong_if
-from dlo_lib.labkit.traffic import uses_what_arrives
+from dlo_lib.labkit.traffic import kinds_of, same_plain, uses_what_arrives
 
 from . import scenarios, twins
 
@@ -25,10 +25,8 @@ def same_bytes(student, t, scheme: str, message: str, known: dict[str, float] | 
         mistakes = {call + words: want * factor for words, factor in (known or {}).items()}
         mistakes[call + "that is one half of what is sent"] = want / 2
         wrong_if(t, got, want, mistakes, atol=0.0, **where)
-        good = abs(got - want) <= 1e-6 * want
-        t.that(
-            bool(good), call + "{got:.1f} bytes, expected {want:.1f}. " + message, got=got, want=want, **where
-        )
+        words = call + "{got:.1f} bytes, expected {want:.1f}. " + message
+        t.that(abs(got - want) <= 1e-6 * want, words, got=got, want=want, **where)
 
 
 @check("bytes", points=1)
@@ -71,13 +69,12 @@ def check_largest(student, t):
         values, positions = t.items(student.largest(x.clone(), k), 2, "the pair that `largest` returns")
         positions = t.tensor(positions, "the positions", dtype=torch.int64, shape=(k,))
         values = t.tensor(values, "the values", dtype=dtype, shape=(k,))
-        best = sorted(range(size), key=lambda place: -abs(float(x[place])))[:k]
-        highest = sorted(range(size), key=lambda place: -float(x[place]))[:k]
-        found = sorted(positions.tolist())
+        best, highest = (set(by.topk(k).indices.tolist()) for by in (x.abs(), x))
+        found = set(positions.tolist())
         message = "these are the largest elements, not those of the largest magnitude: take |x| to choose"
-        t.that(sorted(best) == sorted(highest) or found != sorted(highest), message)
+        t.that(best == highest or found != highest, message)
         message = "the positions are {found}, those of the largest magnitudes are {best}"
-        t.that(found == sorted(best), message, found=found, best=sorted(best))
+        t.that(found == best, message, found=sorted(found), best=sorted(best))
         message = "the values are magnitudes: return the elements with their signs"
         t.that(not torch.equal(values, x[positions].abs()) or bool((x[positions] >= 0).all()), message)
         t.close(values, x[positions], "the values at the positions")
@@ -93,37 +90,33 @@ def drawn_pairs(t, world: int, size: int, k: int, dtype: torch.dtype) -> list[tu
     return pairs
 
 
-def sparse_run(student, t, world: int, cases: list[tuple[int, int, torch.dtype]]) -> Run:
-    """A run with right means; a case is size, k and dtype."""
-    drawn = [drawn_pairs(t, world, *case) for case in cases]
-    inputs = [
-        {"cases": [(*pairs[rank], case[0]) for pairs, case in zip(drawn, cases)]} for rank in range(world)
-    ]
-    run = student.ranks(scenarios.sparse_means, inputs)
-    want = [twins.mean_of_pairs(pairs, case[0]) for pairs, case in zip(drawn, cases)]
-    replaced = [last_wins(pairs, case[0]) for pairs, case in zip(drawn, cases)]
-    mistakes = {
-        "rank {rank} of {world} returns the sum: divide by the number of ranks": [
-            [world * one for one in want]
-        ]
-        * world,
-        "where several ranks chose one position, only one of their values counts: add them": [replaced]
-        * world,
-        "rank {rank} of {world} returns its own elements: gather those of all ranks": [
-            [twins.mean_of_pairs([pairs[rank]], case[0]) for pairs, case in zip(drawn, cases)]
-            for rank in range(world)
-        ],
-    }
-    every_rank(t, run, [want] * world, "mean {i} on rank {rank} of {world}", mistakes=mistakes)
-    return run
-
-
 def last_wins(pairs: list[tuple[Tensor, Tensor]], size: int) -> Tensor:
     """The mean of pairs of which a later one replaces an earlier one."""
     total = torch.zeros(size, dtype=pairs[0][0].dtype)
     for values, positions in pairs:
         total[positions] = values
     return total / len(pairs)
+
+
+def sparse_run(student, t, world: int, cases: list[tuple[int, int, torch.dtype]]) -> Run:
+    """A run with right means; a case is size, k and dtype."""
+    sizes, drawn = [case[0] for case in cases], [drawn_pairs(t, world, *case) for case in cases]
+
+    def of_all(mean, chosen=slice(None)) -> list[Tensor]:
+        return [mean(pairs[chosen], size) for pairs, size in zip(drawn, sizes)]
+
+    own = [[(*pairs[rank], size) for pairs, size in zip(drawn, sizes)] for rank in range(world)]
+    run = student.ranks(scenarios.sparse_means, [{"cases": mine} for mine in own])
+    want = of_all(twins.mean_of_pairs)
+    alone = [of_all(twins.mean_of_pairs, slice(rank, rank + 1)) for rank in range(world)]
+    summed, lost = [world * mean for mean in want], "only one of their values counts: add them"
+    mistakes = {
+        "rank {rank} of {world} returns the sum: divide by the number of ranks": [summed] * world,
+        f"where several ranks chose one position, {lost}": [of_all(last_wins)] * world,
+        "rank {rank} of {world} returns its own elements: gather those of all ranks": alone,
+    }
+    every_rank(t, run, [want] * world, "mean {i} on rank {rank} of {world}", mistakes=mistakes)
+    return run
 
 
 @check("topk", points=1, seconds=20)
@@ -135,16 +128,14 @@ def check_sparse_mean(student, t):
 
 
 def sends_at_most(t, run: Run, most: float, message: str) -> None:
-    """No rank sends more bytes than ``most``, whatever collectives it calls."""
+    """No rank sends more bytes than ``most``, whatever collectives it calls, and one rank uses what arrives
+    in its last all-gather, or in its last call."""
+    words = "rank {rank} of {world} sends {got:.0f} bytes ({kinds}), {most:.0f} are enough: " + message
     for rank in range(run.world):
-        got = run.ring_bytes(rank)
-        kinds = ", ".join(sorted({call.kind.value for call in run.calls(rank)})) or "no call"
-        where = {"rank": rank, "world": run.world, "got": got, "most": most, "kinds": kinds}
-        t.that(
-            bool(got <= most + 1e-6),
-            "rank {rank} of {world} sends {got:.0f} bytes ({kinds}), {most:.0f} are enough: " + message,
-            **where,
-        )
+        where = {"rank": rank, "world": run.world, "most": most, "got": run.ring_bytes(rank)}
+        t.that(where["got"] <= most + 1e-6, words, kinds=kinds_of(run, rank) or "no call", **where)
+    kind = Kind.ALL_GATHER if run.calls(0, Kind.ALL_GATHER) else None
+    uses_what_arrives(t, run, kind, t.integer(0, run.world - 1))
 
 
 @check("topk", points=2, seconds=20)
@@ -153,9 +144,6 @@ def check_sparse_traffic(student, t):
     world, k = t.integer(3, 4), t.integer(3, 6)
     run = sparse_run(student, t, world, [(t.integer(300, 400), k, torch.float32)])
     sends_at_most(t, run, 12 * k * (world - 1), "gather the values and the positions, not the whole tensors")
-    uses_what_arrives(
-        t, run, Kind.ALL_GATHER if run.calls(0, Kind.ALL_GATHER) else None, t.integer(0, world - 1)
-    )
 
 
 # -- 3 · error feedback
@@ -182,55 +170,50 @@ class Compression:
 def follows(t, what: Compression, xs: list[Tensor], got: list, whose: str = "") -> None:
     """What arrives at the compression is all of ``xs`` that is not sent yet; ``got`` is what it returned."""
     t.that(len(what.arrived) == len(xs), "`compress` should be called once for each tensor" + whose)
-    for step, x in enumerate(xs):
-        want = sum(xs[: step + 1]) - sum(what.sent[:step])
-        mistakes = {"in call {step} the error of the call before is missing: add it to x" + whose: x}
-        if step:
-            mistakes["in call {step} x is not added: compress x + e" + whose] = want - x
-            mistakes["the error is subtracted: add what was left out" + whose] = 2 * x - want
-            only_last = x + xs[step - 1] - what.sent[step - 1]
-            mistakes["the error is x - sent, and so loses older errors: it is (x + e) - sent" + whose] = (
-                only_last
-            )
-        arrived = t.tensor(what.arrived[step], "what is compressed", shape=tuple(x.shape))
-        wrong_if(t, arrived, want, mistakes, rtol=1e-5, atol=1e-6, step=step)
-        t.close(arrived, want, "what call {step} compresses" + whose, rtol=1e-5, atol=1e-6, step=step)
-        t.close(
-            got[step], what.sent[step], "the result of call {step}" + whose, rtol=1e-5, atol=1e-6, step=step
-        )
+    for i, x in enumerate(xs):
+        want = sum(xs[: i + 1]) - sum(what.sent[:i])
+        mistakes = {"in call {i} the error of the call before is missing: add it to x" + whose: x}
+        if i:
+            only_last = x + xs[i - 1] - what.sent[i - 1]
+            mistakes |= {
+                "in call {i} x is not added: compress x + e" + whose: want - x,
+                "the error is subtracted: add what was left out" + whose: 2 * x - want,
+                "the error is x - sent, and so loses older errors: it is (x + e) - sent" + whose: only_last,
+            }
+        same(t, what.arrived[i], want, "what call {i} compresses" + whose, mistakes, 1e-5, i=i)
+        same(t, got[i], what.sent[i], "the result of call {i}" + whose, None, 1e-5, i=i)
+
+
+def fed_once(student, t, calls: int) -> tuple[Compression, list[Tensor], list, list]:
+    """A compression, the tensors, what was sent for each of them, and the tensors after the calls."""
+    size = t.integer(4, 9)
+    xs, what = [t.normal(size) for _ in range(calls)], Compression(t, size, calls)
+    result = student.run(scenarios.fed, xs=[x.clone() for x in xs], compress=what.asked)
+    got, after = t.items(result, 2, "the results")
+    return what, xs, t.items(got, calls, "what is sent"), after
 
 
 @check("feedback", points=2)
 def check_feedback(student, t):
     "What is left out is added to the next tensor, for any compression"
-    size, calls = t.integer(4, 9), t.integer(4, 6)
-    xs, what = [t.normal(size) for _ in range(calls)], Compression(t, size, calls)
-    got, _ = t.items(
-        student.run(scenarios.fed, xs=[x.clone() for x in xs], compress=what.asked), 2, "the results"
-    )
-    follows(t, what, xs, t.items(got, calls, "what is sent"))
+    what, xs, got, _ = fed_once(student, t, t.integer(4, 6))
+    follows(t, what, xs, got)
 
 
 @check("feedback", points=1)
 def check_feedback_argument(student, t):
     "The argument, the results and a state stay unchanged"
-    size = t.integer(4, 9)
-    xs, what = [t.normal(size) for _ in range(3)], Compression(t, size, 3)
-    _, after = t.items(
-        student.run(scenarios.fed, xs=[x.clone() for x in xs], compress=what.asked), 2, "the results"
-    )
+    what, xs, _, after = fed_once(student, t, 3)
     moved = len(what.arrived) == 3 and not torch.equal(what.arrived[1], xs[1])
     t.that(moved, "not tested yet: no error is added, see the first check")
     same(t, after, xs, "argument {i} after the calls", rtol=0, atol=0)
-    xs = [t.normal(size) for _ in range(3)]
+    xs = [t.normal(xs[0].numel()) for _ in range(3)]
     results = student.run(scenarios.kept, xs=[x.clone() for x in xs])
     sent, before, later = t.items(results, 3, "the results")
-    what = "what was sent for tensor {i} by a compression that returns its argument, after the last call,"
-    same(t, sent, xs, what, rtol=1e-5, atol=1e-6)
-    t.that(
-        not before or near(later, before, 0, 0),
-        "a state changes in a later call: the error is changed in place",
-    )
+    words = "what was sent for tensor {i} by a compression that returns its argument, after the last call,"
+    same(t, sent, xs, words, rtol=1e-5)
+    unchanged = not before or near(later, before, 0, 0)
+    t.that(unchanged, "a state changes in a later call: the error is changed in place")
 
 
 @check("feedback", points=1)
@@ -242,29 +225,22 @@ def check_feedback_objects(student, t):
     inputs = {"xs": [x.clone() for x in xs], "compress": both[0].asked, "other": both[1].asked}
     got = t.items(student.run(scenarios.fed_by_turns, **inputs), calls, "what is sent")
     for number, what in enumerate(both):
-        follows(
-            t, what, xs[number::2], got[number::2], ". Two objects are used by turns: each has its own error"
-        )
+        whose = ". Two objects are used by turns: each has its own error"
+        follows(t, what, xs[number::2], got[number::2], whose)
 
 
 @check("feedback", points=1, seconds=20)
 def check_feedback_resumed(student, t):
     "A resumed run continues: the error is in state_dict"
-    share, xs = t.uniform(0.2, 0.8), [t.normal(t.integer(5, 5)) for _ in range(5)]
-    stop = t.integer(2, 3)
-    before, state = t.items(
-        student.fresh(scenarios.fed_and_saved, xs=xs[:stop], share=share), 2, "the result"
-    )
+    share, stop, size = t.uniform(0.2, 0.8), t.integer(2, 3), t.integer(4, 9)
+    xs = [t.normal(size) for _ in range(5)]
+    saved = student.fresh(scenarios.fed_and_saved, xs=xs[:stop], share=share)
+    before, state = t.items(saved, 2, "the result")
     after = student.fresh(scenarios.fed_again, xs=xs[stop:], share=share, state=state)
     got = [*t.items(before, stop, "what is sent"), *t.items(after, 5 - stop, "what is sent")]
-    total, want, fresh, lost = torch.zeros(5), [], [], torch.zeros(5)
-    for step, x in enumerate(xs):
-        want.append(share * (total + x))
-        total = total + x - want[-1]
-        lost = (torch.zeros(5) if step == stop else lost) + x
-        fresh.append(share * lost)
-        lost = lost - fresh[-1]
-    known = {"the error is lost in state_dict and load_state_dict: the resumed run begins with none": fresh}
+    lost = "the error is lost in state_dict and load_state_dict: the resumed run begins with none"
+    want = twins.fed_shares(xs, share)
+    known = {lost: want[:stop] + twins.fed_shares(xs[stop:], share)}
     same(t, got, want, "what is sent for tensor {i}, the run was saved and resumed,", known, atol=1e-5)
 
 
@@ -273,20 +249,20 @@ def check_feedback_resumed(student, t):
 
 def one_bit_run(student, t, world: int, steps: int, bytes_each: int) -> Run:
     """A run with right means of ``steps`` tensors; each rank's part has ``bytes_each`` bytes of bits."""
-    inputs = [
-        [t.normal(8 * world * bytes_each, dtype=torch.float64) for _ in range(steps)] for _ in range(world)
-    ]
+    size = 8 * world * bytes_each
+    inputs = [[t.normal(size, dtype=torch.float64) for _ in range(steps)] for _ in range(world)]
     run = student.ranks(scenarios.one_bit_means, [{"xs": own} for own in inputs])
     want = twins.one_bit_means(inputs)
-    forms = {
-        "the second compression, of the mean, has no error feedback": {"second": False},
-        "the first compression, of the rank's tensor, has no error feedback": {"first": False},
-        "neither compression has error feedback": {"first": False, "second": False},
-    }
-    words = "tensor {i} on rank {rank} of {world}: "
-    mistakes = {words + name: [twins.one_bit_means(inputs, **form)] * world for name, form in forms.items()}
     exact = [sum(own[step] for own in inputs) / world for step in range(steps)]
-    mistakes[words + "that is the exact mean: send bits"] = [exact] * world
+    forms = {
+        "the second compression, of the mean, has no error feedback": (True, False),
+        "the first compression, of the rank's tensor, has no error feedback": (False, True),
+        "neither compression has error feedback": (False, False),
+    }
+    known = {name: twins.one_bit_means(inputs, *form) for name, form in forms.items()}
+    known["that is the exact mean: send bits"] = exact
+    words = "tensor {i} on rank {rank} of {world}: "
+    mistakes = {words + name: [values] * world for name, values in known.items()}
     every_rank(t, run, [want] * world, "the mean of tensor {i} on rank {rank} of {world}", mistakes=mistakes)
     return run
 
@@ -308,13 +284,9 @@ def check_one_bit_feedback(student, t):
 def check_one_bit_equal(student, t):
     "All ranks have the same bits"
     run = one_bit_run(student, t, t.integer(3, 4), 3, t.integer(2, 4))
+    words = "the means on rank {rank} differ from those of rank 0: decode what all ranks received"
     for rank, got in enumerate(run.results):
-        equal = all(torch.equal(mine, first) for mine, first in zip(got, run.results[0]))
-        t.that(
-            equal,
-            "the means on rank {rank} differ from those of rank 0: decode what all ranks received",
-            rank=rank,
-        )
+        t.that(same_plain(got, run.results[0]), words, rank=rank)
 
 
 @check("onebit", points=2, seconds=20)
@@ -323,10 +295,5 @@ def check_one_bit_traffic(student, t):
     world, steps, each = t.integer(3, 4), 2, t.integer(40, 60)
     run = one_bit_run(student, t, world, steps, each)
     most = steps * 2 * (world - 1) * (each + torch.float64.itemsize)
-    message = (
-        "the bits of a part go to its rank only, then the bits of its mean to all; two scales of 8 bytes"
-    )
-    sends_at_most(t, run, most, message)
-    uses_what_arrives(
-        t, run, Kind.ALL_GATHER if run.calls(0, Kind.ALL_GATHER) else None, t.integer(0, world - 1)
-    )
+    words = "the bits of a part go to its rank only, then the bits of its mean to all; two scales of 8 bytes"
+    sends_at_most(t, run, most, words)

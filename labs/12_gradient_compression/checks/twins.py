@@ -45,29 +45,49 @@ def mean_of_pairs(pairs: list[tuple[Tensor, Tensor]], size: int) -> Tensor:
     return torch.tensor(total, dtype=pairs[0][0].dtype)
 
 
+def fed_shares(xs: list[Tensor], share: float) -> list[Tensor]:
+    """What a compression sends that keeps a share of each element, with error feedback from zero."""
+    sent: list[Tensor] = []
+    for step in range(len(xs)):
+        sent.append(share * (sum(xs[: step + 1]) - sum(sent)))
+    return sent
+
+
 def signs(x: Tensor) -> Tensor:
     """The mean magnitude of x, with the sign of each element."""
     return torch.where(x < 0, -1.0, 1.0).to(x.dtype) * x.abs().sum() / x.numel()
 
 
+class OneBit:
+    """The one-bit mean of the tensors of all ranks, step after step.
+
+    ``first`` and ``second``: whether this compression has error feedback.
+    """
+
+    def __init__(self, like: Tensor, world: int, first: bool = True, second: bool = True) -> None:
+        self.first, self.second, self.zero = first, second, torch.zeros_like(like)
+        self.given, self.sent = [self.zero] * world, [self.zero] * world
+        self.means, self.results = self.zero, self.zero
+
+    def step(self, tensors: list[Tensor]) -> Tensor:
+        """The result for one tensor of each rank."""
+        self.given = [total + own for total, own in zip(self.given, tensors)]
+        late = [total - before for total, before in zip(self.given, self.sent)] if self.first else tensors
+        arrived = [signs(own) for own in late]
+        self.sent = [before + now for before, now in zip(self.sent, arrived)]
+        mean = sum(arrived) / len(arrived)
+        self.means = self.means + mean
+        whole = self.means - self.results if self.second else mean
+        found = torch.cat([signs(part) for part in whole.chunk(len(arrived))])
+        self.results = self.results + found
+        return found
+
+
 @twin
 def one_bit_means(inputs: list[list[Tensor]], first: bool = True, second: bool = True) -> list[Tensor]:
-    """The mean of each step. ``inputs[rank][step]``; ``first`` and ``second``: whether this compression has
-    error feedback."""
-    world, found = len(inputs), []
-    given, sent = [torch.zeros_like(own[0]) for own in inputs], [torch.zeros_like(own[0]) for own in inputs]
-    means, results = torch.zeros_like(given[0]), torch.zeros_like(given[0])
-    for step in range(len(inputs[0])):
-        arrived = []
-        for rank in range(world):
-            given[rank] = given[rank] + inputs[rank][step]
-            arrived.append(signs(given[rank] - sent[rank] if first else inputs[rank][step]))
-            sent[rank] = sent[rank] + arrived[-1]
-        means = means + torch.stack(arrived).mean(dim=0)
-        late = means - results if second else torch.stack(arrived).mean(dim=0)
-        found.append(torch.cat([signs(part) for part in late.chunk(world)]))
-        results = results + found[-1]
-    return found
+    """The mean of each step. ``inputs[rank][step]``."""
+    means = OneBit(inputs[0][0], len(inputs), first, second)
+    return [means.step(list(tensors)) for tensors in zip(*inputs)]
 
 
 @twin
@@ -83,7 +103,7 @@ def low_rank_means(
         current = given if feedback else [own[step].double() for own in inputs]
         mean = sum(current) / world - (results if feedback else 0)
         product = mean @ (q if warm else first)
-        found.append(product @ (torch.linalg.pinv(product) @ mean))
+        found.append((product @ (torch.linalg.pinv(product) @ mean)).to(inputs[0][0].dtype))
         q = mean.T @ product
         q = q / q.norm()
         results = results + found[-1]
@@ -127,26 +147,19 @@ def adam_path(
     warmup: int,
     mistake: str = "",
 ) -> tuple[list[Tensor], int]:
-    """The parameters after each step, and the last step of the warm-up. ``inputs[rank][step]``."""
+    """The parameters before and after each step, and the last step of the warm-up. ``inputs[rank][step]``."""
     world, steps = len(inputs), len(inputs[0])
     means = [sum(own[step] for own in inputs) / world for step in range(steps)]
     raw = [weighted([mean**2 for mean in means[: step + 1]], betas[1]) for step in range(steps)]
     corrected = [value / (1 - betas[1] ** (step + 1)) for step, value in enumerate(raw)]
     frozen = last_of_warmup(inputs, mistake if mistake in ("raw", "norm") else "", betas, warmup)
-    path, momenta, momentum = [], [], torch.zeros_like(x)
-    given, sent = [torch.zeros_like(x) for _ in inputs], [torch.zeros_like(x) for _ in inputs]
-    shared, results = torch.zeros_like(x), torch.zeros_like(x)
+    path, momentum = [x], torch.zeros_like(x)
+    bits = OneBit(x, world)
     for step in range(steps):
         if step < frozen or not frozen:
             momentum, root = weighted(means[: step + 1], betas[0]), corrected[step].sqrt()
         else:
-            momenta = [betas[0] * momentum + (1 - betas[0]) * own[step] for own in inputs]
-            given = [total + mine for total, mine in zip(given, momenta)]
-            arrived = [signs(total - before) for total, before in zip(given, sent)]
-            sent = [before + now for before, now in zip(sent, arrived)]
-            shared = shared + sum(arrived) / world
-            momentum = torch.cat([signs(part) for part in (shared - results).chunk(world)])
-            results = results + momentum
+            momentum = bits.step([betas[0] * momentum + (1 - betas[0]) * own[step] for own in inputs])
             last = raw[frozen - 1] / (1 - betas[1] ** (step + 1 if mistake == "correction" else frozen))
             root = (corrected[step] if mistake == "variance" else last).sqrt()
         x = x - lr * momentum / (1 - betas[0] ** (step + 1)) / (root + eps)

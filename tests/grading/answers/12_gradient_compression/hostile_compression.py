@@ -21,11 +21,7 @@ class OneBitMean:
 # == hook_of_pytorch: the factors are those of PyTorch's hook
 
 
-# %% powersgd {"earns": 1}
-def orthonormal(matrix):
-    return torch.linalg.qr(matrix).Q
-
-
+# %% powersgd
 class PowerSGD:
     def __init__(self, q):
         from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks

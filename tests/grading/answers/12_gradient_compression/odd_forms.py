@@ -95,12 +95,6 @@ class PowerSGD:
         self.state = {"q": q, "late": m - result}
         return result
 
-    def state_dict(self):
-        return self.state
-
-    def load_state_dict(self, state):
-        self.state = dict(state)
-
 
 # == reduced_and_gathered: the sum of the warm-up is a reduce-scatter and an all-gather
 
@@ -119,12 +113,3 @@ def step_seconds(scheme, alpha, beta, backward):
     busy = backward + scheme["coding"]
     sending = scheme["messages"] * alpha + scheme["nbytes"] * beta
     return busy + max(0.0, sending - busy * bool(scheme["hidden"]))
-
-
-def fastest(schemes, alpha, beta, backward):
-    best = None
-    for name in schemes:
-        seconds = step_seconds(schemes[name], alpha, beta, backward)
-        if best is None or seconds < best[0]:
-            best = seconds, name
-    return best[1]
