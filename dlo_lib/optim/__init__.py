@@ -32,6 +32,11 @@ The learning rate:
 - ``saved_state``: saves a model and its optimiser before the test, and restores them
 - ``draw``: figures of schedules and tests
 
+The minimum that a training found:
+
+- ``curvature``: the largest eigenvalue and the trace of the Hessian
+- ``landscape``: the loss on a plane through the weights
+
 The end of a training:
 
 - ``early_stopping``: stops when the validation loss no longer falls
