@@ -198,7 +198,7 @@ def measured_gib(found: Found, row: int) -> float:
     pipeline runs at most 4 micro-batches for each stage, because more would only repeat them.
 
     Raises:
-        UserError: the model has experts, which fake tensors do not reach.
+        UserError: the model has experts with a capacity.
     """
     from dlo_lib.planner.plans import Checkpointing
     from dlo_lib.profiling import measure_memory

@@ -62,12 +62,12 @@ class Experts(nn.Module):
         """
         gate_up, down = self.gate_up.to(rows.dtype), self.down.to(rows.dtype)
         if rows.is_cuda and rows.dtype is torch.bfloat16 and hasattr(torch, "_grouped_mm"):
-            return _on_gpu(rows, gate_up, down, segments)
+            return on_gpu(rows, gate_up, down, segments)
         places = _places(segments)
         return _Outer.apply(_Inner.apply(rows, gate_up, places), down, places)
 
 
-def _on_gpu(rows: Tensor, gate_up: Tensor, down: Tensor, segments: Segments) -> Tensor:
+def on_gpu(rows: Tensor, gate_up: Tensor, down: Tensor, segments: Segments) -> Tensor:
     """Compute the experts with ``torch._grouped_mm``, which needs rows that are sorted by expert alone."""
     counts = torch.tensor(segments, device=rows.device)  # (sources, experts)
     offsets = counts.sum(0).cumsum(0).int()

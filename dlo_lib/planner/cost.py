@@ -138,12 +138,12 @@ class StepParts:
     def linears(self) -> Array:
         """Seconds of the linear layers of a block, (2, plans)."""
         z, t = self.z, self.p.tp
-        first = (2 if z.gated else 1) * z.intermediate
+        first = (2 if z.gated else 1) * z.width
         shapes = (
             ((z.queries + 2 * z.keys) / t, z.hidden),
             (z.hidden, z.queries / t),
             (first / t, z.hidden),
-            (z.hidden, z.intermediate / t),
+            (z.hidden, z.width / t),
         )
         ones = np.ones(len(self.p))
         return np.add.reduce([self.passes(self.tokens, n * ones, k * ones) for n, k in shapes])
@@ -167,7 +167,7 @@ class StepParts:
     def elementwise(self) -> Array:
         """Seconds of norms, residuals, rotations and activations of a block, (2, plans)."""
         z, p = self.z, self.p
-        part, wide, turned = z.hidden / p.split, z.intermediate / p.tp, (z.queries + z.keys) / p.tp
+        part, wide, turned = z.hidden / p.split, z.width / p.tp, (z.queries + z.keys) / p.tp
         if not z.gated:  # Megatron-LM: fused kernels, dropout with its mask, the transposes of the heads
             forward, backward = 22 * part + 28 * z.hidden / p.tp, 22 * part + 36 * z.hidden / p.tp
         else:
@@ -290,7 +290,7 @@ class StepParts:
     def owned(self) -> Array:
         """The parameters of a rank of one copy, (plans,)."""
         z, p = self.z, self.p
-        blocks = (z.layers * z.block_parameters + z.expert_parameters * z.layers / p.ep) / p.tp / p.pp
+        blocks = z.layers / p.pp * (z.block_parameters / p.tp + z.expert_parameters / p.ep)
         return blocks + z.table / p.tp * np.where((p.pp > 1) | z.tied, 1, 2)
 
     def cost(self) -> StepCost:

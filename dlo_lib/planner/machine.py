@@ -118,7 +118,7 @@ class CpuParts(StepParts):
     def elementwise(self) -> Array:
         """Seconds of norms, residuals, rotations and activations of a block, (2, plans)."""
         z, p = self.z, self.p
-        elements = 16 * z.hidden / p.split + 5 * (z.queries + z.keys) / p.tp + 5 * z.intermediate / p.tp
+        elements = 16 * z.hidden / p.split + 5 * (z.queries + z.keys) / p.tp + 5 * z.width / p.tp
         forward = 4 * elements * self.tokens * self.machine.kernel_byte + self.machine.block_pass
         return np.stack([forward, 2 * forward])
 

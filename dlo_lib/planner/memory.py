@@ -12,14 +12,19 @@ it exchanged. With checkpointing, a block keeps its input, and one block at a ti
 State and the moments of a step: docstring of ``profiling.footprint``. ``tests/profiling/mesh_formula.py``
 derives the terms of pipelines.
 
-Precision is bf16 with fp32 state, attention is a flash kernel, and the models have no experts where the
-formula was compared with ``measure_memory``, which measures none; there, experts are counted as their
-parameters over the ranks that share them, and their activations as those of a wider MLP.
+A block with experts has the input of its router in fp32, 4 h / s, and for each expert that a token uses
+(4 h + 8 f) / s, because every rank of tp computes its own part of the tokens, or all of them, with whole
+experts. Its casts are those of a shared expert, if there is one. A rank holds 1 / ep of the experts, which
+ZeRO 3 divides over N / ep ranks.
+
+Precision is bf16 with fp32 state, attention is a flash kernel, and all experts have equal loads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -91,18 +96,40 @@ class _Rank:
         self.has_table = ~self.pipelined | (not last) | (self.has_head & sizes.tied)
         self.receives = self.pipelined & last
         self.table = sizes.table / p.tp
-        self.block = sizes.block_parameters / p.tp + 2 * sizes.hidden * (1 - 1 / p.tp)
+        self.kinds = sizes.kinds
+        first = np.floor(stages.first * sizes.mixed + 1e-9)
+        rest = np.floor((sizes.layers - stages.last) * sizes.mixed + 1e-9)
+        mixed = np.round(sizes.layers * sizes.mixed) - rest if last else first
+        one = p.chunks == 1  # several stages of a rank have the mean
+        self.share = np.where(one, mixed / np.maximum(self.blocks, 1), sizes.mixed)
+        self.block = self.mean(self.block_of)
+        self.expert = self.mean(lambda kind: kind.expert_parameters / p.ep)  # whole on every rank of tp
         tables = self.has_table * 1.0 + self.has_head * (1.0 - (self.has_table & sizes.tied))
-        experts = self.blocks * sizes.expert_parameters / (p.ep * p.tp)
-        self.owned = self.blocks * self.block + tables * self.table + experts
+        self.experts = self.blocks * self.expert
+        self.owned = self.blocks * self.block + tables * self.table + self.experts
         self.ranks = p.dp_shard * p.cp
-        self.fp32_share = np.where(p.stage >= 3, self.ranks, 1)
+
+    def block_of(self, kind: ModelSizes) -> Array:
+        """The parameters of a block outside its experts. Norms and the router are whole on every rank."""
+        whole = 2 * kind.hidden + kind.router
+        return (kind.block_parameters - whole) / self.plans.tp + whole
+
+    def mean(self, value: Callable[[ModelSizes], Any]) -> Any:
+        """The mean of a value over the blocks of this rank, of which ``share`` have experts."""
+        *plain, mixed = (value(kind) for kind in self.kinds)
+        return plain[0] + self.share * (mixed - plain[0]) if plain else mixed
+
+    def owned_from(self, stage: int) -> Array:
+        """The parameters of a rank whose state is divided over the ranks from this ZeRO stage on. An expert
+        is divided over those that have it, 1/ep of them."""
+        divided = (self.owned - self.experts + self.experts * self.plans.ep) / self.ranks
+        return np.where(self.plans.stage >= stage, divided, self.owned)
 
     def memory(self) -> PlanMemory:
         parts = {
-            Part.WEIGHTS: 4 * self.owned / self.fp32_share,
+            Part.WEIGHTS: 4 * self.owned_from(3),
             Part.GRADIENTS: self.gradients(),
-            Part.OPTIMIZER_STATE: 8 * self.owned / np.where(self.plans.stage >= 1, self.ranks, 1),
+            Part.OPTIMIZER_STATE: 8 * self.owned_from(1),
             Part.STEP_TEMPORARIES: self.temporaries(),
             Part.CAST_WEIGHTS: self.cast_weights(),
             Part.UNITS: self.units(),
@@ -116,54 +143,80 @@ class _Rank:
         """The largest sum over the moments: the loss, the backward of the last and of the first block, the
         end of the backward, and the optimiser."""
         always = parts[Part.WEIGHTS] + parts[Part.OPTIMIZER_STATE] + parts[Part.BUFFERS]
-        cast, held = parts[Part.CAST_WEIGHTS], 4 * self.owned / np.where(self.plans.stage >= 2, self.ranks, 1)
+        cast, held = parts[Part.CAST_WEIGHTS], 4 * self.owned_from(2)
         # In a pipeline, gradients exist before the last forward; without, they grow as activations shrink.
         early = np.where(self.pipelined & ~self.sharded, held, 0)
         units = np.where(self.pipelined, self.early_units(), parts[Part.UNITS] * 2 / 3) * self.sharded
         working = always + early + cast + units
         loss = working + parts[Part.LOGITS_AND_LOSS] + self.waiting() + self.tokens * self.beside()
         last = working + parts[Part.ACTIVATIONS] + np.where(self.has_head, 4 * self.table, 0)
+        # After the backward of one micro-batch, all gradients exist while the others wait.
+        whole = always + cast + np.where(self.sharded, parts[Part.UNITS], held)
+        one_less = (whole + parts[Part.ACTIVATIONS] - self.waiting() / self.flight) * self.pipelined
         all_but_one = np.maximum(held - 4 * self.table / np.where(self.plans.stage >= 2, self.ranks, 1), 0)
-        first = always + all_but_one + parts[Part.UNITS] + self.tokens * (self.kept() + self.in_block())
+        first = (
+            always + all_but_one + parts[Part.UNITS] + self.tokens * (self.largest_block() + self.in_block())
+        )
         end = always + parts[Part.GRADIENTS] + parts[Part.UNITS]
+        sums = always + held + self.summed()
         update = always + np.minimum(parts[Part.GRADIENTS], held) + parts[Part.STEP_TEMPORARIES]
-        return np.maximum.reduce([loss, last, first * (self.blocks > 0), end, update])
+        return np.maximum.reduce([loss, last, first * (self.blocks > 0), end, sums, one_less, update])
 
     def gradients(self) -> Array:
         """Those of the parameters of this rank, and those that exist twice while they are cast or packed."""
         p, table, tied = self.plans, 4 * self.table, self.sizes.tied
-        held = 4 * self.owned / np.where(p.stage >= 2, self.ranks, 1)
+        held = 4 * self.owned_from(2)
         in_bf16 = table / 2 * np.where(tied & (self.ranks > 1), 2, 1)
         ends = self.has_table | self.has_head
         whole = np.where(self.wrapped, (2 if tied else 1) * table, np.where(tied, 2 * table, 0))
         buckets = np.minimum(4 * self.owned / p.chunks, np.maximum(_BUCKET, 1.5 * table * ends))
         sharded = held + (2.5 if tied else 1) * table
-        added = np.where(self.pipelined, np.where(self.wrapped, buckets, in_bf16 * ends), whole)
-        matrices = 4 * self.sizes.hidden * self.sizes.intermediate / p.tp * (self.blocks > 0)
+        piped = np.where(self.wrapped, buckets, in_bf16 * ends)
+        added = np.where(self.pipelined, piped, np.maximum(whole, self.gate_up()))
+        matrices = 4 * self.sizes.hidden * self.sizes.shared / p.tp * (self.blocks > 0)
         waiting = np.maximum(held, np.maximum(in_bf16 * ends, matrices))
         by_unit = np.where(self.pipelined, waiting, held + in_bf16)
         return np.where(self.sharded, by_unit, np.where(p.stage == 2, sharded, held + added))
 
+    def gate_up(self) -> Array:
+        """The gradient in fp32 of the gates and the up matrices of the experts of one block: two of their
+        three matrices."""
+        largest = max(kind.expert_parameters for kind in self.kinds)
+        return 4 * 2 / 3 * largest / self.plans.ep * (self.blocks > 0)
+
+    def summed(self) -> Array:
+        """The message of the gradients that the ranks of sequence parallelism sum at the end: of experts,
+        routers and norms, each of which has seen a part of the tokens."""
+        whole = 2 * self.sizes.hidden + self.sizes.router
+        partial = (self.blocks * whole + self.experts * self.plans.ep) / self.ranks
+        partial = np.where(self.sharded, partial, self.blocks * whole + self.experts)
+        return np.where(self.plans.sequence_parallel, 4 * partial, 0)
+
     def temporaries(self) -> Array:
-        share = np.where(self.plans.stage >= 1, self.ranks, 1)
-        return 4 * self.owned / share if self.step is OptimizerStep.FOREACH else np.zeros(len(self.plans))
+        foreach = self.step is OptimizerStep.FOREACH
+        return 4 * self.owned_from(1) if foreach else np.zeros(len(self.plans))
 
     def cast_weights(self) -> Array:
         """The bf16 copies of autocast, until the end of a forward; of a sharded unit, its shard in bf16."""
         p = self.plans
         freed = (p.checkpointing == 2) & ((p.tp > 1) | self.pipelined)
         copies = np.where(freed, np.minimum(2, self.blocks), self.blocks * self.flight / p.chunks)
-        head = np.where(self.has_head, self.table, 0)
+        head = np.where(self.has_head, self.table * self.head_flight(), 0)
         largest = np.maximum(
             self.block * (self.blocks > 0), np.where(self.has_table | self.has_head, self.table, 0)
         )
-        return np.where(self.sharded, 2 * largest / self.ranks, 2 * (copies * self.block + head))
+        mixed = np.where(p.checkpointing == 2, np.minimum(1, self.blocks), copies) * self.expert
+        return np.where(self.sharded, 2 * largest / self.ranks, 2 * (copies * self.block + mixed + head))
 
     def units(self) -> Array:
         """Of sharded training: whole parameters and messages. A pipeline keeps its parameters whole, in bf16,
         and sums their gradients in fp32. ZeRO 2 has the messages of two buckets."""
-        three = np.maximum(3 * self.block, 2 * self.block + self.table)
-        in_turn = 4 * three + np.where(self.sizes.tied, 4 * self.table, 0)
+        block, table, tied = self.block, 4 * self.table, np.where(self.sizes.tied, 4 * self.table, 0)
+        # If some blocks have experts, one of two neighbours has. With ep, experts have their own messages.
+        every = self.sizes.mixed == 1
+        alike = 12 * block + (12 if every else 6 / (self.sizes.mixed or 1)) * self.expert
+        apart = np.where((self.plans.ep > 1) & every, 8 * block + 10 * self.expert, alike)
+        in_turn = np.maximum(apart, 8 * (block + self.expert * (self.plans.ep == 1)) + table) + tied
         buckets = np.minimum(4 * self.owned, np.maximum(2 * _BUCKET, 4 * self.table + _BUCKET))
         whole = np.where(self.pipelined, 6 * self.owned, in_turn)
         return np.where(self.sharded, whole, np.where(self.plans.stage == 2, buckets, 0))
@@ -174,15 +227,19 @@ class _Rank:
         none_before = self.flight >= self.plans.micro_batches * self.plans.chunks
         return np.where(none_before, 2, 6) * self.owned
 
-    def kept(self) -> Array:
+    def kept(self, z: ModelSizes) -> Array:
         """The bytes a token that a block keeps for its backward, without checkpointing."""
-        z, p = self.sizes, self.plans
-        h, s = z.hidden, p.split
-        cast = np.where(p.tp > 1, 4, 10)
-        inputs = np.where(self.sharded, 4 * h + 12 * h / s, 16 * h / s + cast * h)
+        p = self.plans
+        h, s, plain = z.hidden, p.split, z.plain
+        cast = np.where(p.tp > 1, 2 + 2 * plain, 6 + 4 * plain)
+        inputs = np.where(self.sharded, (2 + 2 * plain) * h + 12 * h / s, 16 * h / s + cast * h)
         exchanged = (p.cp > 1) & (p.context != 0)
-        features = (4 + 2 * exchanged) * z.queries + 4 * z.keys + np.where(p.fused, 6, 8) * z.intermediate
-        return inputs - np.where(p.fused, 8 * h / s, 0) + features / p.tp
+        features = (4 + 2 * exchanged) * z.queries + 4 * z.keys + np.where(p.fused, 6, 8) * z.shared
+        return inputs - np.where(p.fused, 8 * h / s, 0) + features / p.tp + routed(z) / s
+
+    def largest_block(self) -> Array:
+        """What the block keeps that keeps the most: one with experts or one without."""
+        return np.maximum.reduce([self.kept(kind) for kind in self.kinds])
 
     def waiting(self) -> Array:
         """The activations between forward and backward, in all micro-batches in flight."""
@@ -192,7 +249,7 @@ class _Rank:
             * self.flight
             * self.blocks
             / self.plans.chunks
-            * np.where(full, self.input(), self.kept())
+            * np.where(full, self.input(), self.mean(self.kept))
         )
 
     def input(self) -> Array:
@@ -202,7 +259,7 @@ class _Rank:
     def in_block(self) -> Array:
         """The bytes a token of the temporary tensors in the backward of a block: of its MLP, or of a norm."""
         z, p = self.sizes, self.plans
-        part, wide = z.hidden / p.split, z.intermediate / p.tp
+        part, wide = z.hidden / p.split, z.shared / p.tp
         gathered = np.where(self.sharded & p.sequence_parallel, 2 * z.hidden, 0)
         mlp = np.where(self.sharded, 2, 4) * part + 4 * wide + gathered
         norm = np.where(p.fused, 0, 18 * part - 8 * wide - gathered)
@@ -219,11 +276,14 @@ class _Rank:
     def activations(self) -> Array:
         """What waits, and the largest temporary tensors: of a block, or of the last norm."""
         p, part = self.plans, self.sizes.hidden / self.plans.split
-        recomputed = self.kept() - np.where(self.sharded, 0, self.input())
+        recomputed = self.largest_block() - np.where(self.sharded, 0, self.input())
         again = np.where(p.checkpointing == 2, recomputed, 0)
         in_block = np.where(self.blocks > 0, again + self.in_block(), 0)
         last_norm = np.where(self.has_head, np.where(p.fused, 12, 24) * part, 0)
-        return self.waiting() + self.tokens * (np.maximum(in_block, last_norm) + self.beside())
+        # A partial gradient exists before and after it is scaled.
+        scaled = np.where(p.sequence_parallel & ~self.sharded, self.gate_up(), 0)
+        here = self.waiting() + self.tokens * (np.maximum(in_block, last_norm) + self.beside()) + scaled
+        return np.maximum(here, self.summed())
 
     def head_flight(self) -> Array:
         """The micro-batches whose logits wait: all of AFAB, one of the others."""
@@ -245,3 +305,13 @@ class _Rank:
         chunk = self.tokens * (2 * vocab / chunks + beside)
         whole = self.tokens * (each + waiting)
         return np.where(self.has_head, np.where(p.fused & ~cut, chunk, whole), 0)
+
+
+def routed(z: ModelSizes) -> float:
+    """Return the bytes a token that the router and the experts of a block keep: the input of the router in
+    fp32, its logits and scores, the order of the rows; of each row its input, gate, up, their product and the
+    result."""
+    if z.moe is None:
+        return 0.0
+    rows = z.moe.top_k * (4 * z.hidden + 8 * z.moe.intermediate + 44)
+    return z.mixed * (4 * z.hidden + 8 * z.moe.num_experts + rows)

@@ -183,7 +183,8 @@ def refused_models(plans: Plans, sizes: ModelSizes, seq: int) -> dict[str, Array
         "interleaved 1F1B has at least as many micro-batches as stages": pipelined
         & (p.schedule == _INTERLEAVED)
         & (p.micro_batches < p.pp),
-        "there are no experts to distribute": (p.ep > 1) & (sizes.expert_parameters == 0),
+        "ep divides the experts, of which there are some": (p.ep > 1)
+        & ((1 if sizes.moe is None else sizes.moe.num_experts) % p.ep != 0),
     }
 
 

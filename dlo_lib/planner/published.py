@@ -63,9 +63,14 @@ class PublishedRun:
         """Return the predicted percentage of the peak."""
         return self._percent(self.predicted(stack))
 
+    @property
+    def measured_percent(self) -> float:
+        """The measured percentage of the peak."""
+        return self._percent(self.seconds)
+
     def error(self, stack: Stack) -> float:
         """Return the predicted minus the measured percentage of the peak, in points."""
-        return self.percent(stack) - self._percent(self.seconds)
+        return self.percent(stack) - self.measured_percent
 
     def _percent(self, seconds: float) -> float:
         return 100 * self.flops / (seconds * int(self.plans.gpus[0]) * self.nodes.gpu.peak(self.dtype))

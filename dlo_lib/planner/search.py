@@ -174,7 +174,7 @@ def _degrees(sizes: ModelSizes, request: PlanRequest) -> Iterator[tuple[int, ...
 
 
 def _expert_degrees(sizes: ModelSizes) -> list[int]:
-    return powers_of_two(64) if sizes.expert_parameters else [1]
+    return [1] if sizes.moe is None else powers_of_two(sizes.moe.num_experts)
 
 
 def _choices() -> Iterator[tuple[int, ...]]:

@@ -11,6 +11,7 @@ The memory of a step:
 - ``sizes``: the sizes of tensors in the formulas
 - ``capacity``: whether a step fits, and the largest batch
 - ``batch_memory``: the measured memory against the batch
+- ``equal_loads``: experts on fake tensors
 - ``older_releases``: what fake tensors lack before PyTorch 2.10
 
 The time of a step:

@@ -92,6 +92,10 @@ def memory_footprint(
     """
     layout = (parallel, bucket_view, world_size)
     chosen = StepSettings.of(model, batch, seq, precision, checkpointing, optimizer, fused, *layout)
+    if chosen.config.moe is not None:
+        raise UserError(
+            "no formula by moments for experts: use dlo_lib.planner.plan_memory, or measure_memory"
+        )
     if chosen.plan.stage is not ZeroStage.NONE:
         what = parallel if isinstance(parallel, str) else f"ZeRO stage {chosen.plan.stage.value}"
         raise UserError(

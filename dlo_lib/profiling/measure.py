@@ -8,7 +8,8 @@ The result is the memory on CUDA. Attention is the flash kernel, which saves its
 per query and head (arXiv:2205.14135). For fp32 with grouped queries, CUDA has no flash kernel, and the scores
 are written to memory. (A GPU older than Ampere has no flash kernel for fp16 either, and needs more memory
 than the result.) Attention over several ranks is counted with this kernel for each block; where
-``parallel.context.kernels`` has none, the scores of one block are additional. Not counted: the CUDA context,
+``parallel.context.kernels`` has none, the scores of one block are additional. All experts of a mixture have
+equal loads. Not counted: the CUDA context,
 the buffers of NCCL and cuBLAS, and the rounding (512 bytes) and fragmentation of the allocator.
 
 Cost: seconds, and tens of MB, for a model of any size.
@@ -31,6 +32,7 @@ from dlo_lib.kernels import FusedOperation, Kernels, fuse
 from dlo_lib.kernels.dispatch import around_twins
 from dlo_lib.kernels.llama import loss_options
 from dlo_lib.models import Llama, LlamaConfig
+from dlo_lib.models.moe import moe_layers
 from dlo_lib.optim import Phase, Precision, train_step
 from dlo_lib.optim.entry import OptimizerStep
 from dlo_lib.parallel.mesh import TOKENS, ParallelMesh
@@ -38,6 +40,7 @@ from dlo_lib.parallel.parallelize import make_optimizer, parallelize
 from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.parallel.plan import ParallelPlan, ShortForm, ZeroStage
 from dlo_lib.parallel.protocol import local_optimizer
+from dlo_lib.profiling.equal_loads import equal_loads
 from dlo_lib.profiling.older_releases import fake_collectives, flash_attention
 from dlo_lib.profiling.report import MemoryReport
 from dlo_lib.profiling.settings import StepSettings
@@ -92,7 +95,7 @@ def measure_memory(
     chosen = StepSettings.of(model, batch, seq, precision, checkpointing, optimizer, fused, *layout)
     # An operator without a fake kernel raises an error, because a fallback would run on real zeros.
     fake_mode = FakeTensorMode(allow_fallback_kernels=False)
-    with _fake_ranks(chosen) as group, fake_mode:
+    with _fake_ranks(chosen) as group, fake_mode, equal_loads():
         return record_step(chosen, MemoryTracker(fake_mode, scratch=CUDA_SCRATCH), group)
 
 
@@ -111,6 +114,9 @@ def record_step(
             tracker.claim(llama.parameters(), Part.WEIGHTS)
             _claim_gradients(llama, tracker)  # before the hooks of the wrapper
             wrapped = parallelize(llama, plan, mesh)
+            if plan.stage is not ZeroStage.PARAMETERS:
+                for layer in moe_layers(llama):  # this rank's part of the experts is a copy
+                    _claim_cut(layer.experts.parameters(), tracker)
         _observe(wrapped, tracker)
         _claim_gradients(wrapped, tracker)  # after the hooks of the wrapper
         options = chosen.optimizer.arguments(chosen.step)
@@ -168,10 +174,7 @@ def _cut_model(
         values=lambda param: torch.empty(param.shape, dtype=param.dtype, device=cpu),
         seq=chosen.seq,
     )
-    tracker.claim(wrapped.parameters(), Part.WEIGHTS)
-    for param in wrapped.parameters():
-        # A hook of the tensor runs before those of the wrapper, which may pack the gradient.
-        param.register_hook(lambda grad: tracker.claim([grad], Part.GRADIENTS))
+    _claim_cut(wrapped.parameters(), tracker)
     if isinstance(wrapped, Pipeline):
         parts = plan.tp if plan.sequence_parallel else 1
         sharded = plan.stage is ZeroStage.PARAMETERS
@@ -183,6 +186,14 @@ def _cut_model(
         for stage in wrapped.unwrapped():
             stage.register_forward_pre_hook(lambda _, args: _enter_stage(tracker, args[0]))
     return llama, wrapped
+
+
+def _claim_cut(parameters: Iterable[nn.Parameter], tracker: MemoryTracker) -> None:
+    """Claim parameters that exist since the model was cut, and their gradients."""
+    for param in parameters:
+        tracker.claim([param], Part.WEIGHTS)
+        # A hook of the tensor runs before those of the wrapper, which may pack the gradient.
+        param.register_hook(lambda grad: tracker.claim([grad], Part.GRADIENTS))
 
 
 def _enter_stage(tracker: MemoryTracker, x: Tensor) -> None:

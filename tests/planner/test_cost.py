@@ -10,6 +10,7 @@ import pytest
 from dlo_lib.base.errors import UserError
 from dlo_lib.hardware import GpuNodes, gpu, link
 from dlo_lib.models.counts import flops_per_token, parameters
+from dlo_lib.models.router import MoEConfig
 from dlo_lib.planner import LIBRARY, MEGATRON, ModelSizes, Plans, library_stack, step_cost
 from dlo_lib.planner.calibration import H100_TOKENS, anchored_by, fit, leave_one_out
 from dlo_lib.planner.plans import Checkpointing
@@ -84,7 +85,7 @@ def test_full_recomputation_costs_a_quarter_to_a_third_as_in_figure_17():
 
 
 def test_the_sizes_are_those_of_the_library():
-    for name in ("llama-3.2-1b", "llama-3.3-70b", "llama-3.1-8b"):
+    for name in ("llama-3.2-1b", "llama-3.3-70b", "llama-3.1-8b", "tiny-moe"):
         sizes = ModelSizes.of(name)
         assert sizes.parameters == parameters(name)
         assert sizes.flops(1, 2048) == flops_per_token(name, 2048)
@@ -149,7 +150,7 @@ def test_every_part_is_never_negative_and_their_sum_is_the_step():
 
 
 def test_experts_send_tokens_and_a_ring_hides_behind_attention():
-    sizes = ModelSizes(4096, 8192, 16, 32, 8, 128, 32_000, expert_parameters=10**8, top_k=2)
+    sizes = ModelSizes(4096, 8192, 16, 32, 8, 128, 32_000, moe=MoEConfig(8, 2, 1024))
     plans = Plans.of(dp_shard=8, ep=[1, 8], stage=3)
     sent = step_cost(sizes, plans, 4096, H100, LIBRARY).parts["expert parallelism"]
     assert sent[0] == 0 < sent[1]

@@ -164,4 +164,4 @@ def test_a_plan_that_does_not_fit_the_model_is_refused_by_the_rule():
     assert [name.split()[0] for name in broken[3]] == ["a", "tied"]
     assert "divide the sequence" in broken[4][0]
     assert "as many micro-batches" in broken[5][0]
-    assert "no experts" in broken[6][0]
+    assert "ep divides the experts" in broken[6][0]
