@@ -113,7 +113,7 @@ def test_the_plan_of_the_published_sweep_is_the_best_measured_one():
     runs = published("unseen")
     for sweep in (runs[:3], runs[3:]):
         measured = [run.measured_percent for run in sweep]
-    predicted = [run.percent(MEGATRON) for run in sweep]
+        predicted = [run.percent(MEGATRON) for run in sweep]
         assert np.argmax(predicted) == np.argmax(measured) == 0
         assert predicted == sorted(predicted, reverse=True)
 
