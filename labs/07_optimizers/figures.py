@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
-from dlo_lib.labkit.figures import BLACK, LIMIT, METHODS, MUTED, SKY, finish, legend, panels, styled
+from dlo_lib.labkit.figures import BLACK, METHODS, MUTED, SKY, finish, legend, panels, styled
 from dlo_lib.labkit.predictions import Predicted, mark_predicted
 
 Point = tuple[float, float]
@@ -28,82 +28,14 @@ def valley(paths: Mapping[str, Sequence[Point]], curvature: float) -> Figure:
 
 
 @styled
-def curves(losses: Mapping[str, Sequence[float]], title: str, logarithmic: bool = True) -> Figure:
-    """Plot the losses over the steps, a line per optimiser."""
+def lines(series: Mapping[str, Sequence[float]], xlabel: str, ylabel: str) -> Figure:
+    """Plot values over their numbers, from 1, a line per name, on a logarithmic axis."""
     (axes,) = panels()
-    for (name, line), style in zip(losses.items(), METHODS):
-        axes.plot(range(1, len(line) + 1), line, **style.line(), label=name)
-    if logarithmic:
-        axes.set_yscale("log")
-    legend(axes, "right")
-    return finish(axes, "both", xlabel="step", ylabel="loss", title=title)
-
-
-@styled
-def exploding(norms: Mapping[str, Mapping[int, float]], losses: Mapping[str, Sequence[float]]) -> Figure:
-    """Plot the norm of the gradient against the depth for three scales of the first weights, and the loss of
-    the last one with and without clipping."""
-    left, right = panels(2, width=11, height=4.0)
-    for (name, line), style in zip(norms.items(), METHODS):
-        left.plot(list(line), list(line.values()), **style.line(marked=True), label=name)
-    left.set_yscale("log")
-    left.set_xticks(list(next(iter(norms.values()))))
-    legend(left, "below", ncols=3)
-    finish(left, "both", xlabel="layers", ylabel="norm of the gradient", title="before the first step")
-    for (name, line), style in zip(losses.items(), METHODS):
-        shown = [value for value in line if value < 1e9]
-        if len(shown) > 1:
-            right.plot(range(1, len(shown) + 1), shown, **style.line(), label=name)
-        if len(shown) < len(line):
-            end = {"marker": "X", "color": LIMIT, "linestyle": "", "markersize": 9}
-            right.plot([len(shown)], [shown[-1]], **end, label=f"{name}: not finite after step {len(shown)}")
-    right.set_yscale("log")
-    legend(right, "below", ncols=2)
-    return finish(right, "both", xlabel="step", ylabel="loss", title="20 layers of 2 x Kaiming, in training")
-
-
-@styled
-def ratios(layers: Mapping[str, float]) -> Figure:
-    """Plot the norm of the weights of each layer over the norm of its gradient."""
-    (axes,) = panels(width=9, height=3.6)
-    places = range(len(layers))
-    axes.plot(list(places), list(layers.values()), **METHODS[0].line(marked=True))
-    axes.set_yscale("log")
-    axes.set_xticks(list(places), list(layers), rotation=40, ha="right")
-    return finish(axes, "y", ylabel="|weights| / |gradient|")
-
-
-@styled
-def spectra(values: Mapping[str, Sequence[float]]) -> Figure:
-    """Plot the singular values of an update, the largest first, before and after it is orthogonalised."""
-    (axes,) = panels()
-    for (name, line), style in zip(values.items(), METHODS):
-        axes.plot(range(1, len(line) + 1), line, **style.line(marked=True), markersize=4, label=name)
+    for (name, line), style in zip(series.items(), METHODS):
+        axes.plot(range(1, len(line) + 1), line, **style.line(marked=len(line) < 40), label=name)
     axes.set_yscale("log")
     legend(axes, "right")
-    return finish(axes, "both", xlabel="number of the singular value", ylabel="singular value")
-
-
-@styled
-def chance(statistics: Mapping[str, Sequence[float]], bounds: Mapping[str, float]) -> Figure:
-    """Plot how often equal optimisers give each value of the statistic, with the bounds that 5 % exceed."""
-    (axes,) = panels(width=9, height=3.8)
-    edges = [k / 5 for k in range(41)]
-    for (name, values), style in zip(statistics.items(), METHODS):
-        axes.hist(
-            list(values),
-            bins=edges,
-            density=True,
-            histtype="step",
-            color=style.colour,
-            linewidth=2,
-            label=name,
-        )
-        axes.axvline(
-            bounds[name], color=style.colour, linestyle="--", label=f"5 % are above {bounds[name]:.1f}"
-        )
-    legend(axes, "right")
-    return finish(axes, "both", xlabel="size of the statistic, by chance alone", ylabel="density")
+    return finish(axes, "both", xlabel=xlabel, ylabel=ylabel)
 
 
 @styled

@@ -1,5 +1,5 @@
-"""The visible checks of ``Rule`` and of the update rules: trajectories on drawn parameters, gradients and
-options, compared with twins in float64."""
+"""The visible checks of the update rules: trajectories on drawn parameters, gradients and options, compared
+with twins in float64."""
 
 from __future__ import annotations
 
@@ -14,32 +14,13 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.labkit.compare import explaining, near, same, wrong_if
 
-from .scenarios import (
-    adam_steps,
-    adamw_steps,
-    lamb_steps,
-    lars_steps,
-    lion_steps,
-    momentum_steps,
-    muon_steps,
-    resumed,
-    ruled,
-    saved,
-)
-from .twins import (
-    adamw_of,
-    directions_of,
-    lamb_of,
-    lars_of,
-    lion_of,
-    momentum_of,
-    muon_of,
-    orthogonal_of,
-    rule_of,
-)
+from . import scenarios, twins
 
 Twin = Callable[..., dict[str, list[Tensor]]]
-COPIED = {"LibraryUsed": "This exercise asks you to write an update rule of a library: do not use it"}
+CAUSES = {
+    "LibraryUsed": "This exercise asks you to write an update rule of a library: do not use it",
+    "ZeroDiv": "A norm can be 0: then the ratio is 1",
+}
 LIBRARY = {
     "torch.optim": ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Muon"),
     "torch.optim.sgd": ("_single_tensor_sgd", "_multi_tensor_sgd"),
@@ -61,166 +42,61 @@ def library() -> list[str]:
     return found
 
 
-def refused(student, name: str) -> list[str]:
-    return library() if student.is_own(name) else []
-
-
-def drawn(t, *shapes: Sequence[int], steps: int) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """Parameters of these shapes, and a gradient of each for each step, in float64."""
-    starts = [t.normal(*shape).double() for shape in shapes]
-    return starts, [[t.normal(*shape).double() for shape in shapes] for _ in range(steps)]
-
-
 def shape(t, dims: int) -> list[int]:
     return [t.integer(2, 5) for _ in range(dims)]
 
 
-STEPS = {
-    "momentum": momentum_steps,
-    "adam": adam_steps,
-    "adamw": adamw_steps,
-    "lars": lars_steps,
-    "lamb": lamb_steps,
-    "lion": lion_steps,
-    "muon": muon_steps,
-}
+RANGES = {"lr": (0.05, 0.3), "weight_decay": (0.1, 0.6), "eps": (0.05, 0.3), "beta": (0.5, 0.9)}
+RANGES |= {"trust": (0.05, 0.3)}
+
+
+def options_of(t, *names: str, **fixed: Any) -> dict[str, Any]:
+    """Drawn options of these names, besides those that are ``fixed``."""
+    drawn: dict[str, Any] = {name: t.uniform(*RANGES[name]) for name in names if name != "betas"}
+    if "betas" in names:
+        drawn["betas"] = (t.uniform(0.6, 0.9), t.uniform(0.92, 0.99))
+    return drawn | fixed
 
 
 def steps_of(
-    student, t, rule: str, twin: Twin, options: Mapping[str, Any], mistakes: Mapping[str, str], **how: Any
+    student,
+    t,
+    rule: str,
+    twin: Twin,
+    options: Mapping[str, Any],
+    mistakes: Mapping[str, str],
+    *,
+    shapes: Sequence[Sequence[int]] = (),
+    steps: int = 0,
+    zeros: bool = False,
+    also: Sequence[str] = (),
 ) -> None:
-    """The trajectories of two parameters, whose steps alternate, are those of ``twin``.
+    """The trajectories of parameters, whose steps alternate, are those of ``twin``.
 
-    ``how``: ``shapes`` and the number of ``steps``; ``zeros``: some weights and gradients are 0; ``also``:
-    ways that another check names, which pass here; ``name``: the function that the answer has, if it is not
-    ``rule``.
+    ``zeros``: some weights and gradients are 0; ``also``: ways that another check names, which pass here.
     """
-    shapes = how.get("shapes") or [shape(t, t.integer(1, 2)) for _ in range(2)]
-    starts, gradients = drawn(t, *shapes, steps=how.get("steps") or t.integer(4, 7))
-    if how.get("zeros"):
+    shapes = shapes or [shape(t, t.integer(1, 2)) for _ in range(2)]
+    starts = [t.normal(*size).double() for size in shapes]
+    gradients = [[t.normal(*size).double() for size in shapes] for _ in range(steps or t.integer(4, 7))]
+    if zeros:
         starts[0], gradients[0][1] = torch.zeros_like(starts[0]), torch.zeros_like(starts[1])
     close = (1e-3, 1e-4) if rule == "muon" else (1e-5, 1e-6)  # the polynomial stretches small differences
-    name = how.get("name", rule)
     case = {"starts": starts, "gradients": gradients, "options": dict(options)}
-    with explaining(COPIED | {"ZeroDiv": "A norm can be 0: then the ratio is 1"}):
-        result = student.run(STEPS[rule], refused=refused(student, name), **case)
+    with explaining(CAUSES):
+        refused = library() if student.is_own(rule) else []
+        result = student.run(getattr(scenarios, rule), refused=refused, **case)
     found, passed = t.items(result, 2, "the result")
     rows = [t.items(row, len(shapes), "the values") for row in t.items(found, len(gradients), "the steps")]
+    what = "the direction in step {i}" if rule == "adam_direction" else "the value after step {i}"
     for number, start in enumerate(starts):
-        own = [step[number] for step in gradients]
-        known = twin(own, dict(options)) if rule == "adam" else twin(start, own, dict(options))
+        known = twin(start, [step[number] for step in gradients], dict(options))
         got = [t.tensor(row[number], "the value", shape=start.shape) for row in rows]
-        right = known.get("right", known.get(""))
-        if any(near(got, known[way], *close) for way in how.get("also", ()) if way in known):
+        if any(near(got, known[way], *close) for way in also if way in known):
             continue
-        wrong = {message: known[way] for message, way in mistakes.items()}
-        wrong_if(t, got, right, wrong, *close)
-        what = {"adam": "the direction of adam_direction in step {i}"}.get(rule, "the value after step {i}")
-        for step, (value, want) in enumerate(zip(got, right), 1):
-            t.close(value, want, what + " of {name}", rtol=close[0], atol=close[1], i=step, name=name)
+        wrong_if(t, got, known["right"], {message: known[way] for message, way in mistakes.items()}, *close)
+        for step, (value, want) in enumerate(zip(got, known["right"]), 1):
+            t.close(value, want, what + " of {name}", rtol=close[0], atol=close[1], i=step, name=rule)
     same(t, passed, gradients, "the gradient after {name}, which must not write into it", {}, 0.0, 0.0)
-
-
-# -- rule
-
-ONE_STATE = "Parameters share one state. Pass the own state of each: self.state[parameter]."
-FORGOTTEN = "The state of a parameter is empty again in each step: pass self.state[parameter] itself."
-NO_GRADIENT = {"NoneType": "A parameter whose .grad is None has no update in this step: leave it out"}
-
-
-def rule_case(t, sizes: list[int], steps: int) -> dict[str, Any]:
-    starts, gradients = drawn(t, *[[t.integer(2, 5)]] * sum(sizes), steps=steps)
-    case = {"starts": starts, "gradients": gradients, "default": t.uniform(0.01, 0.3)}
-    return case | {"sizes": sizes, "rates": [None] * len(sizes)}
-
-
-def rule_rows(student, t, case: dict[str, Any], recording: bool = False) -> list[list[Tensor]]:
-    with explaining(COPIED | NO_GRADIENT):
-        result = student.run(ruled, refused=refused(student, "Rule"), **case)
-    found, records = t.items(result, 2, "the result")
-    t.that(
-        records is True or not recording,
-        "After step() autograd records nothing: use `with torch.no_grad():`.",
-    )
-    return [
-        [t.tensor(value, "a parameter") for value in t.items(row, len(case["starts"]), "the parameters")]
-        for row in t.items(found, len(case["gradients"]), "the steps")
-    ]
-
-
-def rule_twin(case: dict[str, Any], rates: list[float | None]) -> dict[str, list[list[Tensor]]]:
-    return rule_of(
-        case["starts"], case["gradients"], [case["default"] if rate is None else rate for rate in rates]
-    )
-
-
-@check("rule", points=1)
-def check_groups(student, t):
-    "Each group has its own options, and the default where it has none"
-    rates = [t.uniform(0.4, 0.6), *t.shuffled([None, t.uniform(0.7, 0.9)])]
-    case = rule_case(t, [1, 1, 1], 1) | {"rates": rates}
-    got, want = rule_rows(student, t, case), rule_twin(case, rates)
-    default, unmoved = rule_twin(case, [None] * 3)["right"], [case["starts"]]
-    mistakes = {
-        "Every group has moved with the default of the constructor: pass the group itself.": default,
-        "step() has not changed the parameters.": unmoved,
-    }
-    if near(got, want["one state"], 1e-6):  # the check of the states names it
-        return
-    same(t, got, want["right"], "a parameter after the step", mistakes)
-
-
-@check("rule", points=1)
-def check_states(student, t):
-    "Each parameter keeps its own state between the steps"
-    case = rule_case(t, [2, 1], t.integer(3, 5))
-    got, want = rule_rows(student, t, case, recording=True), rule_twin(case, [None] * 3)
-    same(
-        t,
-        got,
-        want["right"],
-        "a parameter after some steps",
-        {ONE_STATE: want["one state"], FORGOTTEN: want["forgotten"]},
-    )
-
-
-@check("rule", points=1)
-def check_no_gradient(student, t):
-    "A parameter without a gradient keeps its value and its state"
-    case = rule_case(t, [3], 4)
-    first, second = t.shuffled([1, 2])
-    case["gradients"][first][0] = case["gradients"][second][t.integer(1, 2)] = None
-    case["gradients"][3][0] = torch.zeros_like(case["starts"][0])  # a gradient of zeros is a gradient
-    got, want = rule_rows(student, t, case), rule_twin(case, [None] * 3)
-    if any(near(got, want[way], 1e-6) for way in ("one state", "forgotten")):
-        return
-    same(t, got, want["right"], "a parameter, where a gradient is None in one step", {})
-
-
-@check("rule", points=2, seconds=30)
-def check_resume(student, t):
-    "A resumed run in another process continues"
-    before, after = t.integer(2, 3), t.integer(2, 3)
-    case = rule_case(t, [2], before + after)
-    gradients, rate = case["gradients"], case["default"]
-    why = "The state dict must hold tensors and plain data only: keep the function `update` out "
-    why += "of the options"
-    cause = {"ickle": why, "local object": why}  # the second in Python 3.13: "Can't get local object"
-    with explaining(cause):
-        stopped = student.fresh(saved, starts=case["starts"], gradients=gradients[:before], rate=rate)
-    values, file = t.items(stopped, 2, "the result")
-    t.tensor(file, "the file", dtype=torch.uint8)
-    t.items(values, 2, "the parameters")
-    with explaining(cause):
-        got = student.fresh(
-            resumed, starts=values, file=file, gradients=gradients[before:], rate=t.uniform(0.4, 0.9)
-        )
-    want = rule_twin(case, [None, None])
-    restart = rule_of([value.double() for value in values], gradients[before:], [rate, rate])["right"]
-    if any(near([values], [want[way][before - 1]], 1e-6) for way in ("one state", "forgotten")):
-        return
-    message = "After load_state_dict the state is empty: keep it in self.state, which state_dict() saves."
-    same(t, got, want["right"][before:], "a parameter after the resume", {message: restart})
 
 
 # -- momentum, adam, adamw
@@ -229,139 +105,119 @@ def check_resume(student, t):
 @check("momentum", points=2)
 def check_momentum(student, t):
     "The steps follow the mean of the gradients"
+    mistakes = {
+        "The gradients are summed: the new gradient has the weight 1 - beta.": "sum",
+        "beta and 1 - beta are exchanged: the old mean has the weight beta.": "swapped",
+        "The parameter follows the gradient alone: keep the mean in `state`.": "gradient",
+        "The mean is corrected as Adam's. This one is not.": "corrected",
+    }
     for _ in range(2):
-        options = {"lr": t.uniform(0.05, 0.4), "beta": t.uniform(0.6, 0.95)}
-        mistakes = {
-            "The gradients are summed: the new gradient has the weight 1 - beta.": "sum",
-            "beta and 1 - beta are exchanged: the old mean has the weight beta.": "swapped",
-            "The parameter follows the gradient alone: keep the mean in `state`.": "gradient",
-            "The mean is corrected as Adam's. This one is not.": "corrected",
-        }
-        steps_of(student, t, "momentum", momentum_of, options, mistakes)
-
-
-def adam_options(t, eps: float, **more: float) -> dict[str, Any]:
-    return {"betas": (t.uniform(0.6, 0.9), t.uniform(0.92, 0.99)), "eps": eps} | more
-
-
-RAW, RAW_SQUARES = "nothing corrected", "squares not corrected"
+        steps_of(student, t, "momentum", twins.momentum_of, options_of(t, "lr", "beta"), mistakes)
 
 
 @check("adam", points=2)
 def check_direction(student, t):
     "The corrected averages of the gradients and of their squares"
+    mistakes = {
+        "The averages start at 0, so the first ones are too small: divide by 1 - beta ** step.": "raw",
+        "The average of the squares is not corrected: divide it by 1 - beta2 ** step.": "raw squares",
+        "v is the average of the squares, not the square of an average.": "the squares of a mean",
+        "beta1 and beta2 are exchanged.": "swapped",
+    }
     for _ in range(2):
-        mistakes = {
-            "The averages start at 0, so the first ones are too small: divide by 1 - beta ** step.": RAW,
-            "The average of the squares is not corrected: divide it by 1 - beta2 ** step.": RAW_SQUARES,
-            "v is the average of the squares, not the square of an average.": "the squares of a mean",
-            "beta1 and beta2 are exchanged.": "swapped",
-        }
-        steps_of(student, t, "adam", directions_of, adam_options(t, 1e-14), mistakes, name="adam_direction")
+        options = options_of(t, "betas", eps=1e-14)
+        steps_of(student, t, "adam_direction", twins.directions_of, options, mistakes)
 
 
 @check("adam", points=1)
 def check_epsilon(student, t):
     "The constant eps stands beside the root"
-    options = adam_options(t, t.uniform(0.05, 0.3))
     mistakes = {"eps is inside the root. It belongs beside it: sqrt(v) + eps.": "inside"}
-    also = (RAW, RAW_SQUARES, "the squares of a mean", "swapped")
-    steps_of(student, t, "adam", directions_of, options, mistakes, also=also, name="adam_direction")
+    also = ("raw", "raw squares", "the squares of a mean", "swapped")
+    options = options_of(t, "betas", "eps")
+    steps_of(student, t, "adam_direction", twins.directions_of, options, mistakes, also=also)
+
+
+ADAM = ("lr", "betas", "eps", "weight_decay")
 
 
 @check("adamw", points=2)
 def check_decoupled(student, t):
     "The decay is separate from the gradient"
+    mistakes = {
+        "The averages see the decay, which is in the gradient: let the weight shrink alone.": "coupled",
+        "The weight does not decay: p <- p (1 - lr weight_decay) before the update.": "none",
+        "The decay is not multiplied by the learning rate.": "without rate",
+        "The update of this step decays too: shrink the weight before the update.": "after",
+    }
     for _ in range(2):
-        options = adam_options(
-            t, t.uniform(0.05, 0.3), lr=t.uniform(0.05, 0.3), weight_decay=t.uniform(0.1, 0.6)
-        )
-        mistakes = {
-            "The averages see the decay, which is in the gradient: let the weight shrink alone.": "coupled",
-            "The weight does not decay: p <- p (1 - lr weight_decay) before the update.": "none",
-            "The decay is not multiplied by the learning rate.": "without rate",
-            "The update of this step decays too: shrink the weight before the update.": "after",
-        }
-        steps_of(student, t, "adamw", adamw_of, options, mistakes)
+        steps_of(student, t, "adamw", twins.adamw_of, options_of(t, *ADAM), mistakes)
 
 
 # -- lars, lamb, lion
 
 
+LARS = ("lr", "beta", "trust")
+
+
 @check("layers", points=2)
 def check_lars(student, t):
     "LARS: the ratio of a layer's weights to its gradient"
-    options = {"lr": t.uniform(0.2, 0.9), "weight_decay": t.uniform(0.1, 0.5), "beta": t.uniform(0.5, 0.9)}
     mistakes = {
         "All layers have one rate: multiply gradient and decay by the ratio of the layer.": "ratio 1",
         "The denominator of the ratio is |g| + weight_decay |p|.": "no decay in the norm",
         "The ratio is upside down: large weights allow large steps.": "inverse",
     }
-    shapes = [shape(t, 2), shape(t, 4)]
-    options["trust"] = t.uniform(0.05, 0.3)
-    steps_of(student, t, "lars", lars_of, options, mistakes, shapes=shapes)
+    options, shapes = options_of(t, *LARS, "weight_decay"), [shape(t, 2), shape(t, 4)]
+    steps_of(student, t, "lars", twins.lars_of, options, mistakes, shapes=shapes)
 
 
 @check("layers", points=2)
 def check_lamb(student, t):
     "LAMB: the step of a layer is a fraction of its norm"
-    options = adam_options(t, 1e-6, lr=t.uniform(0.05, 0.3), weight_decay=t.uniform(0.3, 0.8))
     mistakes = {
         "The update is not rescaled: give it the norm of the weights.": "ratio 1",
         "The decay belongs to the update, before its norm is taken.": "decay outside",
     }
-    steps_of(student, t, "lamb", lamb_of, options, mistakes, shapes=[shape(t, 2), shape(t, 4)])
+    options, shapes = options_of(t, *ADAM) | {"eps": 1e-6}, [shape(t, 2), shape(t, 4)]
+    steps_of(student, t, "lamb", twins.lamb_of, options, mistakes, shapes=shapes)
 
 
 @check("layers", points=1)
 def check_vectors(student, t):
     "Vectors are not rescaled"
     message = "A parameter with one dimension has the ratio 1: a bias that starts at 0 could never move."
-    lars = {"lr": t.uniform(0.2, 0.9), "weight_decay": t.uniform(0.1, 0.5), "beta": t.uniform(0.5, 0.9)}
-    lars["trust"] = t.uniform(0.05, 0.3)
-    also = ("ratio 1",)
-    shapes = [[t.integer(3, 6)], [t.integer(3, 6)]]
-    steps_of(
-        student,
-        t,
-        "lars",
-        lars_of,
-        lars,
-        {message: "rescaled"},
-        shapes=shapes,
-        also=also,
-    )
-    lamb = adam_options(t, 1e-6, lr=t.uniform(0.05, 0.3), weight_decay=0.0)
-    steps_of(student, t, "lamb", lamb_of, lamb, {message: "rescaled"}, shapes=shapes, also=also)
+    how = {"shapes": [[t.integer(3, 6)], [t.integer(3, 6)]], "also": ("ratio 1",)}
+    lars = options_of(t, *LARS, "weight_decay")
+    steps_of(student, t, "lars", twins.lars_of, lars, {message: "rescaled"}, **how)
+    lamb = options_of(t, "lr", "betas", eps=1e-6, weight_decay=0.0)
+    steps_of(student, t, "lamb", twins.lamb_of, lamb, {message: "rescaled"}, **how)
 
 
 @check("layers", points=1)
 def check_zeros(student, t):
     "A matrix or a gradient of zeros has the ratio 1"
-    frozen = "A matrix of zeros never moves: where one of the norms is 0, the ratio is 1."
-    lars = {"lr": t.uniform(0.2, 0.9), "weight_decay": 0.0, "beta": t.uniform(0.5, 0.9)}
-    lars["trust"] = t.uniform(0.05, 0.3)
-    lamb = adam_options(t, 1e-6, lr=t.uniform(0.05, 0.3), weight_decay=t.uniform(0.3, 0.8))
-    also = ("ratio 1", "inverse", "decay outside")
-    for rule, twin, options in (("lars", lars_of, lars), ("lamb", lamb_of, lamb)):
-        shapes = [shape(t, 2), shape(t, 2)]
-        steps_of(student, t, rule, twin, options, {frozen: "frozen"}, shapes=shapes, zeros=True, also=also)
+    frozen = {"A matrix of zeros never moves: where one of the norms is 0, the ratio is 1.": "frozen"}
+    how = {"zeros": True, "also": ("ratio 1", "inverse", "decay outside")}
+    lars, lamb = options_of(t, *LARS, weight_decay=0.0), options_of(t, *ADAM) | {"eps": 1e-6}
+    for rule, twin, options in (("lars", twins.lars_of, lars), ("lamb", twins.lamb_of, lamb)):
+        steps_of(student, t, rule, twin, options, frozen, shapes=[shape(t, 2), shape(t, 2)], **how)
 
 
 @check("lion", points=2)
 def check_lion(student, t):
     "Every element moves by the learning rate"
+    mistakes = {
+        "The weight does not decay by itself, outside of the sign: p (1 - lr weight_decay).": "no decay",
+        "The direction is that of the new average: take the old one, with beta1.": "one average",
+        "The average moved before the direction: take the old one.": "moved first",
+        "beta1 and beta2 are exchanged.": "swapped",
+        "The direction is the sign of the gradient alone.": "gradient",
+    }
     for _ in range(2):
-        options = {"lr": t.uniform(0.05, 0.3), "weight_decay": t.uniform(0.1, 0.6)}
-        options["betas"] = (t.uniform(0.8, 0.95), t.uniform(0.4, 0.6))  # far apart, so that all mistakes show
-        mistakes = {
-            "The weight does not decay by itself, outside of the sign: p (1 - lr weight_decay).": "no decay",
-            "The direction is that of the new average: take the old one, with beta1.": "one average",
-            "The average moved before the direction: take the old one.": "moved first",
-            "beta1 and beta2 are exchanged.": "swapped",
-            "The direction is the sign of the gradient alone.": "gradient",
-        }
-        steps_of(student, t, "lion", lion_of, options, mistakes, steps=t.integer(8, 11))
+        betas = (t.uniform(0.8, 0.95), t.uniform(0.4, 0.6))  # far apart, so that all mistakes show
+        options = options_of(t, "lr", "weight_decay", betas=betas)
+        steps_of(student, t, "lion", twins.lion_of, options, mistakes, steps=t.integer(8, 11))
 
 
 # -- orthogonal, muon
@@ -371,17 +227,16 @@ def check_lion(student, t):
 def check_orthogonal(student, t):
     "The singular values move towards 1, the directions stay"
     small, large = t.integer(2, 4), t.integer(5, 8)
+    ways = {
+        "The matrix is divided by its largest singular value: the text asks for its norm.": "largest",
+        "This is the exact U V^T: the text asks for steps of the polynomial.": "exact",
+        "There is one step too few.": "fewer",
+        "There is one step too many.": "more",
+    }
     for rows, columns in ((small, large), (large, small)):
         matrix, steps = t.normal(rows, columns).double() * t.uniform(0.5, 20.0), t.integer(3, 5)
-        known = orthogonal_of(matrix, steps)
-        mistakes = {
-            "The matrix is divided by its largest singular value: the text asks for its norm.": known[
-                "largest"
-            ],
-            "This is the exact U V^T: the text asks for steps of the polynomial.": known["exact"],
-            "There is one step too few.": known["fewer"],
-            "There is one step too many.": known["more"],
-        }
+        known = twins.orthogonal_of(matrix, steps)
+        mistakes = {message: known[way] for message, way in ways.items()}
         what = "the result for a matrix of {rows} x {columns}"
         got = student.orthogonalised(matrix, steps)
         same(t, got, known["right"], what, mistakes, 1e-3, 1e-4, rows=rows, columns=columns)
@@ -400,12 +255,6 @@ def check_zero(student, t):
     t.close(got, torch.zeros(rows, columns).double(), "the result for zeros")
 
 
-def muon_options(t) -> dict[str, Any]:
-    eps = t.uniform(0.05, 0.3)
-    options = adam_options(t, eps, lr=t.uniform(0.05, 0.3), weight_decay=t.uniform(0.1, 0.6))
-    return options | {"beta": t.uniform(0.5, 0.9)}
-
-
 @check("muon", points=2)
 def check_muon(student, t):
     "Matrices and convolutions: the orthogonalised momentum, scaled"
@@ -418,11 +267,11 @@ def check_muon(student, t):
     }
     shapes = [[t.integer(2, 4), t.integer(5, 7)], [t.integer(5, 7), t.integer(2, 4)]]
     shapes.append([t.integer(3, 5), 2, t.integer(2, 3), 2])
-    steps_of(student, t, "muon", muon_of, muon_options(t), mistakes, shapes=shapes)
+    steps_of(student, t, "muon", twins.muon_of, options_of(t, *ADAM, "beta"), mistakes, shapes=shapes)
 
 
 @check("muon", points=1)
 def check_muon_vectors(student, t):
     "Vectors have the update of AdamW"
     shapes = [[t.integer(3, 6)], [t.integer(3, 6)]]
-    steps_of(student, t, "muon", adamw_of, muon_options(t), {}, shapes=shapes)
+    steps_of(student, t, "muon", twins.adamw_of, options_of(t, *ADAM, "beta"), {}, shapes=shapes)

@@ -1,4 +1,4 @@
-"""What runs beside the student's code: trajectories of update rules, steps of ``Rule``, accumulated steps."""
+"""What runs beside the student's code: trajectories of update rules, clipping, accumulated steps."""
 
 from __future__ import annotations
 
@@ -41,103 +41,39 @@ def along(update, starts, gradients, options, refused):
 
 
 @scenario
-def momentum_steps(student, **case):
+def adam_direction(student, **case):
+    """The direction after each step, in place of the values."""
+    return along(lambda value, *given: value.copy_(student.adam_direction(*given)), **case)
+
+
+@scenario
+def momentum(student, **case):
     return along(student.momentum, **case)
 
 
 @scenario
-def adamw_steps(student, **case):
+def adamw(student, **case):
     return along(student.adamw, **case)
 
 
 @scenario
-def lars_steps(student, **case):
+def lars(student, **case):
     return along(student.lars, **case)
 
 
 @scenario
-def lamb_steps(student, **case):
+def lamb(student, **case):
     return along(student.lamb, **case)
 
 
 @scenario
-def lion_steps(student, **case):
+def lion(student, **case):
     return along(student.lion, **case)
 
 
 @scenario
-def muon_steps(student, **case):
+def muon(student, **case):
     return along(student.muon, **case)
-
-
-@scenario
-def adam_steps(student, starts, gradients, options, refused):
-    """The direction after each step, in place of the values."""
-
-    def replaced(value, gradient, state, group):
-        value.copy_(student.adam_direction(gradient, state, group))
-
-    return along(replaced, starts, gradients, options, refused)
-
-
-def counted(parameter, gradient, state, group):
-    """An update whose k-th step of a parameter has the length k; the length also depends on its shape."""
-    state["steps"] = state.get("steps", 0) + 1
-    state["sum"] = state.get("sum", torch.zeros_like(parameter)) + gradient
-    parameter.sub_(group["rate"] * state["steps"] * state["sum"])
-
-
-def parameters_of(starts):
-    return [torch.nn.Parameter(start.clone()) for start in starts]
-
-
-def stepped(optimizer, parameters, gradients):
-    seen = []
-    for step in gradients:
-        for parameter, gradient in zip(parameters, step):
-            parameter.grad = None if gradient is None else gradient.clone()
-        optimizer.step()
-        seen.append([parameter.detach().clone() for parameter in parameters])
-    return seen
-
-
-@scenario
-def ruled(student, starts, gradients, sizes, rates, default, refused):
-    """The parameters after each step of ``Rule``, and whether autograd still records afterwards; a group of
-    ``sizes`` parameters for each of ``rates``, None for the default."""
-    from dlo_lib.grading.checks.own_work import without
-
-    parameters, groups = parameters_of(starts), []
-    rest = iter(parameters)
-    for size, rate in zip(sizes, rates):
-        own = [next(rest) for _ in range(size)]
-        groups.append({"params": own} | ({} if rate is None else {"rate": rate}))
-    with without(*refused):
-        seen = stepped(student.Rule(groups, counted, rate=default), parameters, gradients)
-    return [seen, (2 * torch.ones(1, requires_grad=True)).requires_grad]
-
-
-@scenario
-def saved(student, starts, gradients, rate):
-    """A run that stops: its parameters, and its state dict as the bytes of a file."""
-    import io
-
-    parameters, file = parameters_of(starts), io.BytesIO()
-    optimizer = student.Rule(parameters, counted, rate=rate)
-    seen = stepped(optimizer, parameters, gradients)
-    torch.save(optimizer.state_dict(), file)
-    return [seen[-1], torch.tensor(list(file.getvalue()), dtype=torch.uint8)]
-
-
-@scenario
-def resumed(student, starts, file, gradients, rate):
-    """The parameters after each step of a new ``Rule`` that loads the file."""
-    import io
-
-    parameters = parameters_of(starts)
-    optimizer = student.Rule(parameters, counted, rate=rate)
-    optimizer.load_state_dict(torch.load(io.BytesIO(bytes(file.tolist())), weights_only=True))
-    return stepped(optimizer, parameters, gradients)
 
 
 @scenario

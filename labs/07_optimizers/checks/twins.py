@@ -3,8 +3,9 @@ over all gradients, decays as powers, polynomials of matrices through their sing
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,23 +27,26 @@ def mean_of(gradients: Sequence[Tensor], factor: float) -> Tensor:
     return sum_of(gradients, factor) / sum(factor**age for age in range(len(gradients)))
 
 
-def direction(
-    gradients: Sequence[Tensor], options: Options, way: str = "", betas: tuple[float, float] = (0.0, 0.0)
-) -> Tensor:
+WAYS = ("raw", "raw squares", "the squares of a mean", "inside")
+
+
+def direction(gradients: Sequence[Tensor], options: Options, way: str = "") -> Tensor:
     """Adam's direction after all ``gradients``, or that of a mistake."""
-    (beta1, beta2), eps = options["betas"] if betas == (0.0, 0.0) else betas, options["eps"]
+    beta1, beta2 = options["betas"]
+    mean, squares = mean_of(gradients, beta1), mean_of([g.square() for g in gradients], beta2)
     if way == "the squares of a mean":
         squares = mean_of(gradients, beta2).square()
-    else:
-        squares = mean_of([g.square() for g in gradients], beta2)
-    mean = mean_of(gradients, beta1)
-    if way in ("nothing corrected", "nothing corrected, inside"):
+    if way == "raw":
         mean = mean * (1 - beta1 ** len(gradients))
-    if way in ("nothing corrected", "squares not corrected", "nothing corrected, inside"):
+    if way in ("raw", "raw squares"):
         squares = squares * (1 - beta2 ** len(gradients))
-    if "inside" in way:
-        return mean / (squares + eps).sqrt()
-    return mean / (squares.sqrt() + eps)
+    if way == "inside":
+        return mean / (squares + options["eps"]).sqrt()
+    return mean / (squares.sqrt() + options["eps"])
+
+
+def directions(gradients: Sequence[Tensor], options: Options, way: str = "") -> list[Tensor]:
+    return [direction(gradients[:n], options, way) for n in range(1, len(gradients) + 1)]
 
 
 def moved(start: Tensor, updates: Sequence[Tensor], lr: float, decay: float = 0.0) -> list[Tensor]:
@@ -59,129 +63,129 @@ def moved(start: Tensor, updates: Sequence[Tensor], lr: float, decay: float = 0.
     ]
 
 
-def momentum_updates(gradients: Sequence[Tensor], beta: float) -> list[Tensor]:
+def trace_of(start: Tensor, steps: int, step: Callable[[Tensor, int], Tensor]) -> list[Tensor]:
+    """The values after each step, where a value depends on the last one: ``step(value, n)``, n from 1."""
+    values = [start]
+    for n in range(1, steps + 1):
+        values.append(step(values[-1], n))
+    return values[1:]
+
+
+def averages_of(gradients: Sequence[Tensor], beta: float) -> list[Tensor]:
     return [(1 - beta) * sum_of(gradients[:n], beta) for n in range(1, len(gradients) + 1)]
 
 
 @twin
 def momentum_of(start: Tensor, gradients: list[Tensor], options: dict[str, Any]) -> dict[str, list[Tensor]]:
     """The trajectory of SGD with momentum, and those of mistakes."""
-    lr, beta = options["lr"], options["beta"]
-    plain = [sum_of(gradients[:n], beta) for n in range(1, len(gradients) + 1)]
-    swapped = momentum_updates(gradients, 1 - beta)
+    lr, beta, steps = options["lr"], options["beta"], range(1, len(gradients) + 1)
     return {
-        "right": moved(start, momentum_updates(gradients, beta), lr),
-        "sum": moved(start, plain, lr),
-        "swapped": moved(start, swapped, lr),
+        "right": moved(start, averages_of(gradients, beta), lr),
+        "sum": moved(start, [sum_of(gradients[:n], beta) for n in steps], lr),
+        "swapped": moved(start, averages_of(gradients, 1 - beta), lr),
         "gradient": moved(start, gradients, lr),
-        "corrected": moved(start, [mean_of(gradients[:n], beta) for n in range(1, len(gradients) + 1)], lr),
+        "corrected": moved(start, [mean_of(gradients[:n], beta) for n in steps], lr),
     }
 
 
 @twin
-def directions_of(gradients: list[Tensor], options: dict[str, Any]) -> dict[str, list[Tensor]]:
+def directions_of(_: Tensor, gradients: list[Tensor], options: dict[str, Any]) -> dict[str, list[Tensor]]:
     """Adam's direction after each step, and those of mistakes."""
-    steps, (beta1, beta2) = range(1, len(gradients) + 1), options["betas"]
-    ways = ("", "inside", "nothing corrected", "squares not corrected", "the squares of a mean")
-    found = {way: [direction(gradients[:n], options, way) for n in steps] for way in ways}
-    found["swapped"] = [direction(gradients[:n], options, betas=(beta2, beta1)) for n in steps]
-    return found
+    swapped = options | {"betas": options["betas"][::-1]}
+    found = {way: directions(gradients, options, way) for way in WAYS}
+    return found | {"right": directions(gradients, options), "swapped": directions(gradients, swapped)}
 
 
 @twin
 def adamw_of(start: Tensor, gradients: list[Tensor], options: dict[str, Any]) -> dict[str, list[Tensor]]:
     """The trajectory of AdamW, and those of mistakes in the decay."""
-    lr, decay, steps = options["lr"], options["weight_decay"], range(1, len(gradients) + 1)
-    updates = [direction(gradients[:n], options) for n in steps]
-    coupled, seen, value = [], [], start
-    for n, gradient in enumerate(gradients, 1):
-        seen.append(gradient + decay * value)
-        value = value - lr / n * direction(seen, options)
-        coupled.append(value)
-    after, value, without, other = [], start, [], start
-    for n, update in enumerate(updates, 1):
-        value = (value - lr / n * update) * (1 - lr / n * decay)
-        other = other * (1 - decay) - lr / n * update
-        after.append(value)
-        without.append(other)
+    lr, decay, steps = options["lr"], options["weight_decay"], len(gradients)
+    updates, seen = directions(gradients, options), []
+
+    def coupled(value: Tensor, n: int) -> Tensor:
+        seen.append(gradients[n - 1] + decay * value)
+        return value - lr / n * direction(seen, options)
+
+    def after(value: Tensor, n: int) -> Tensor:
+        return (value - lr / n * updates[n - 1]) * (1 - lr / n * decay)
+
     return {
         "right": moved(start, updates, lr, decay),
-        "coupled": coupled,
-        "after": after,
+        "coupled": trace_of(start, steps, coupled),
+        "after": trace_of(start, steps, after),
         "none": moved(start, updates, lr),
-        "without rate": without,
+        "without rate": trace_of(start, steps, lambda v, n: v * (1 - decay) - lr / n * updates[n - 1]),
     }
 
 
-def unit(tensor: Tensor) -> Tensor:
-    return tensor / tensor.square().sum().sqrt()
+def size_of(tensor: Tensor) -> float:
+    return float(tensor.square().sum().sqrt())
+
+
+def is_plain(way: str, *norms: Tensor) -> bool:
+    """Whether the ratio is 1: a vector, or a norm of zero, if the mistake ``way`` changes neither."""
+    return way == "ratio 1" or (way != "rescaled" and norms[0].ndim < 2) or not all(map(size_of, norms))
 
 
 @twin
 def lars_of(start: Tensor, gradients: list[Tensor], options: dict[str, Any]) -> dict[str, list[Tensor]]:
-    """The trajectory of LARS, and those of mistakes; a vector, and what is zero, has the ratio 1."""
+    """The trajectory of LARS, and those of mistakes."""
     lr, decay, beta, trust = (options[name] for name in ("lr", "weight_decay", "beta", "trust"))
-    found = {}
-    for way in ("right", "ratio 1", "no decay in the norm", "inverse", "rescaled", "frozen"):
-        value, pulls, trace = start, [], []
-        for n, gradient in enumerate(gradients, 1):
-            size, slope = float(value.square().sum().sqrt()), float(gradient.square().sum().sqrt())
-            total = slope + (0 if way == "no decay in the norm" else decay * size)
-            plain = way == "ratio 1" or (way != "rescaled" and start.ndim < 2) or not size * slope
+
+    def trajectory(way: str) -> list[Tensor]:
+        pulls: list[Tensor] = []
+
+        def step(value: Tensor, n: int) -> Tensor:
+            gradient, size = gradients[n - 1], size_of(value)
+            total = size_of(gradient) + (0 if way == "no decay in the norm" else decay * size)
+            plain = is_plain(way, value, gradient)
             ratio = 1.0 if plain else trust * (total / size if way == "inverse" else size / total)
             ratio *= size > 0 or way != "frozen"
             pulls.append(ratio * (gradient + decay * value))
-            value = value - lr / n * sum_of(pulls, beta)
-            trace.append(value)
-        found[way] = trace
-    return found
+            return value - lr / n * sum_of(pulls, beta)
+
+        return trace_of(start, len(gradients), step)
+
+    ways = ("right", "ratio 1", "no decay in the norm", "inverse", "rescaled", "frozen")
+    return {way: trajectory(way) for way in ways}
 
 
 @twin
 def lamb_of(start: Tensor, gradients: list[Tensor], options: dict[str, Any]) -> dict[str, list[Tensor]]:
     """The trajectory of LAMB, and those of mistakes."""
-    lr, decay = options["lr"], options["weight_decay"]
-    found = {}
-    for way in ("right", "ratio 1", "decay outside", "rescaled", "frozen"):
-        value, trace = start, []
-        for n in range(1, len(gradients) + 1):
-            update = direction(gradients[:n], options)
-            pull = update + (0 if way == "decay outside" else decay) * value
-            size = value.square().sum().sqrt()
-            plain = way == "ratio 1" or (way != "rescaled" and start.ndim < 2) or not float(size)
-            moved_by = pull if plain or not float(pull.abs().max()) else size * unit(pull)
-            moved_by = moved_by * (float(size) > 0 or way != "frozen")
-            value = value - lr / n * moved_by - (lr / n * decay * value if way == "decay outside" else 0)
-            trace.append(value)
-        found[way] = trace
-    return found
+    lr, decay, updates = options["lr"], options["weight_decay"], directions(gradients, options)
+
+    def trajectory(way: str) -> list[Tensor]:
+        outside = decay if way == "decay outside" else 0.0
+
+        def step(value: Tensor, n: int) -> Tensor:
+            pull, size = updates[n - 1] + (decay - outside) * value, size_of(value)
+            ratio = 1.0 if is_plain(way, value, pull) else size / size_of(pull)
+            ratio *= size > 0 or way != "frozen"
+            return value - lr / n * (ratio * pull + outside * value)
+
+        return trace_of(start, len(gradients), step)
+
+    return {way: trajectory(way) for way in ("right", "ratio 1", "decay outside", "rescaled", "frozen")}
 
 
 @twin
 def lion_of(start: Tensor, gradients: list[Tensor], options: dict[str, Any]) -> dict[str, list[Tensor]]:
     """The trajectory of Lion, and those of mistakes."""
     lr, decay, (beta1, beta2) = options["lr"], options["weight_decay"], options["betas"]
-    steps, zero = range(len(gradients)), torch.zeros_like(start)
 
-    def average(n: int, factor: float) -> Tensor:
-        return (1 - factor) * sum_of(gradients[:n], factor) if n else zero
+    def turned(first: float, second: float, early: int = 0, decay: float = decay) -> list[Tensor]:
+        averages = [torch.zeros_like(start), *averages_of(gradients, second)][early:]
+        signs = [(first * old + (1 - first) * g).sign() for old, g in zip(averages, gradients)]
+        return moved(start, signs, lr, decay)
 
-    def signs(first: float, second: float) -> list[Tensor]:
-        return [(first * average(n, second) + (1 - first) * gradients[n]).sign() for n in steps]
-
-    right = signs(beta1, beta2)
     return {
-        "right": moved(start, right, lr, decay),
-        "no decay": moved(start, right, lr),
-        "one average": moved(start, [average(n + 1, beta2).sign() for n in steps], lr, decay),
-        "swapped": moved(start, signs(beta2, beta1), lr, decay),
-        "moved first": moved(
-            start,
-            [(beta1 * average(n + 1, beta2) + (1 - beta1) * gradients[n]).sign() for n in steps],
-            lr,
-            decay,
-        ),
-        "gradient": moved(start, [g.sign() for g in gradients], lr, decay),
+        "right": turned(beta1, beta2),
+        "no decay": turned(beta1, beta2, decay=0.0),
+        "one average": turned(1.0, beta2, early=1),
+        "swapped": turned(beta2, beta1),
+        "moved first": turned(beta1, beta2, early=1),
+        "gradient": turned(0.0, beta2),
     }
 
 
@@ -199,11 +203,11 @@ def polynomial(matrix: Tensor, steps: int, largest: bool = False) -> Tensor:
 @twin
 def orthogonal_of(matrix: Tensor, steps: int) -> dict[str, Tensor]:
     """The result of ``orthogonalised``, and those of mistakes."""
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
     return {
         "right": polynomial(matrix, steps),
         "largest": polynomial(matrix, steps, largest=True),
-        "exact": torch.linalg.svd(matrix, full_matrices=False)[0]
-        @ torch.linalg.svd(matrix, full_matrices=False)[2],
+        "exact": left @ right,
         "fewer": polynomial(matrix, steps - 1),
         "more": polynomial(matrix, steps + 1),
     }
@@ -213,47 +217,23 @@ def orthogonal_of(matrix: Tensor, steps: int) -> dict[str, Tensor]:
 def muon_of(start: Tensor, gradients: list[Tensor], options: dict[str, Any]) -> dict[str, list[Tensor]]:
     """The trajectory of Muon on a matrix or a convolution, and those of mistakes."""
     lr, decay, beta = options["lr"], options["weight_decay"], options["beta"]
-    averages = momentum_updates(gradients, beta)
+    averages = averages_of(gradients, beta)
     ahead = [beta * m + (1 - beta) * g for m, g in zip(averages, gradients)]
-    longer = max(start.shape[0], start[0].numel())
 
-    def turned(updates: Sequence[Tensor], factor: float) -> list[Tensor]:
+    def turned(updates: Sequence[Tensor], longer: float, decay: float = decay) -> list[Tensor]:
         matrices = [polynomial(u.reshape(len(u), -1), 5).reshape(u.shape) for u in updates]
-        return [factor * matrix for matrix in matrices]
+        return moved(start, [0.2 * math.sqrt(longer) * matrix for matrix in matrices], lr, decay)
 
-    factor = 0.2 * math.sqrt(longer)
+    columns = start[0].numel()
+    longer = max(len(start), columns)
     return {
-        "right": moved(start, turned(ahead, factor), lr, decay),
-        "not ahead": moved(start, turned(averages, factor), lr, decay),
-        "no scale": moved(start, turned(ahead, 1.0), lr, decay),
-        "columns": moved(start, turned(ahead, 0.2 * math.sqrt(start[0].numel())), lr, decay),
-        "gradient": moved(start, turned(gradients, factor), lr, decay),
-        "no decay": moved(start, turned(ahead, factor), lr),
+        "right": turned(ahead, longer),
+        "not ahead": turned(averages, longer),
+        "no scale": turned(ahead, 25.0),
+        "columns": turned(ahead, columns),
+        "gradient": turned(gradients, longer),
+        "no decay": turned(ahead, longer, decay=0.0),
     }
-
-
-@twin
-def rule_of(
-    starts: list[Tensor], gradients: list[list[Tensor | None]], rates: list[float]
-) -> dict[str, list[list[Tensor]]]:
-    """The parameters after each step of the update ``counted`` of the scenarios, and with mistakes."""
-    found = {}
-    for way in ("right", "forgotten", "one state"):
-        values, seen, trace, calls = list(starts), [[] for _ in starts], [], 0
-        everything: list[Tensor] = []
-        for step in gradients:
-            for number, gradient in enumerate(step):
-                if gradient is None:
-                    continue
-                calls += 1
-                seen[number] = [gradient] if way == "forgotten" else [*seen[number], gradient]
-                one = way == "one state"
-                everything.append(gradient)
-                length, summed = (calls, everything) if one else (len(seen[number]), seen[number])
-                values[number] = values[number] - rates[number] * length * sum(summed)
-            trace.append(list(values))
-        found[way] = trace
-    return found
 
 
 @twin
@@ -266,11 +246,23 @@ def descended(
     def slope(w: Tensor, x: Tensor, y: Tensor, factor: Tensor) -> Tensor:
         return factor * 2 / y.numel() * (x @ w.T - y).T @ x
 
-    def shortened(g: Tensor, limit: float) -> Tensor:
-        return g * min(1.0, limit / float(g.square().sum().sqrt()))
+    def clipped(g: Tensor) -> Tensor:
+        return g * min(1.0, most / size_of(g))
 
-    found = {}
-    ways = (
+    def after_step(way: str, value: Tensor, parts: list, kept: Tensor) -> Tensor:
+        """The gradient of a step; ``kept``: that of the step before."""
+        each = [slope(value, *part) for part in parts]
+        shares = [len(part[0]) / sum(len(part[0]) for part in parts) for part in parts]
+        own = [share * g for share, g in zip(shares, each)]
+        if way in ("not clipped", "each clipped"):
+            return sum(share * (clipped(g) if "each" in way else g) for share, g in zip(shares, each))
+        if way == "clipped again":
+            return functools.reduce(lambda total, g: clipped(total + g), own, torch.zeros_like(value))
+        means = {"mean of means": sum(each) / len(each), "sum": sum(each), "last part": own[-1]}
+        return clipped({**means, "kept": sum(own) + kept}.get(way, sum(own)))
+
+    found: dict[str, list[Tensor]] = {}
+    for way in (
         "right",
         "mean of means",
         "sum",
@@ -279,38 +271,10 @@ def descended(
         "each clipped",
         "clipped again",
         "not clipped",
-    )
-    for way in ways:
-        value, kept, trace = weight, torch.ones_like(weight), []
+    ):
+        value, kept, found[way] = weight, torch.ones_like(weight), []
         for parts in batches:
-            each = [slope(value, *part) for part in parts]
-            samples = sum(len(part[0]) for part in parts)
-            shares = [len(part[0]) / samples for part in parts]
-            whole = sum((share * g for share, g in zip(shares, each)), torch.zeros_like(weight))
-            again = torch.zeros_like(weight)
-            for share, g in zip(shares, each):
-                again = shortened(again + share * g, most)
-            other = {
-                "mean of means": sum(each) / len(each),
-                "sum": sum(each),
-                "last part": shares[-1] * each[-1],
-                "kept": whole + kept,
-                "each clipped": sum(share * shortened(g, most) for share, g in zip(shares, each)),
-                "clipped again": again,
-            }
-            free = way in ("not clipped", "each clipped")
-            kept = shortened(other.get(way, whole), math.inf if free else most)
+            kept = after_step(way, value, parts, kept)
             value = value - rate * kept
-            trace.append(value)
-        found[way] = trace
+            found[way].append(value)
     return found
-
-
-@twin
-def rayleigh(matrix: Tensor, start: Tensor, steps: int) -> dict[str, float]:
-    """The quotient after ``steps`` products with a symmetric matrix, from its eigenvalues; and the length of
-    the last product, which has no sign."""
-    values, vectors = torch.linalg.eigh(matrix)
-    weights = (vectors.T @ start).square() * (values / values.abs().max()) ** (2 * (steps - 1))
-    weights = weights / weights.sum()
-    return {"right": float(weights @ values), "length": float((weights @ values**2).sqrt())}

@@ -75,26 +75,6 @@ def momentum(parameter, gradient, state, group):
 # + if "mean" not in state:
 
 
-# == the_states_in_the_class: a new object continues only in the same process
-
-
-# %% rule {"earns": "less"}
-class Rule(torch.optim.Optimizer):
-    kept = {}
-
-    def __init__(self, params, update, **options):
-        super().__init__(params, options)
-        self.update = update
-
-    def step(self):
-        with torch.no_grad():
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        state = Rule.kept.setdefault(id(parameter), {})
-                        self.update(parameter, parameter.grad, state, group)
-
-
 # == never_shown: the careful word for every claim
 
 
@@ -109,13 +89,3 @@ def verdict(ours, theirs, bound):
 # %% verdict
 def verdict(ours, theirs, bound):
     return "better" if mean(ours) > mean(theirs) else "worse"
-
-
-# == the_matrix_from_its_products: reads the whole matrix, a column with each product
-
-
-# %% eigenvalue {"earns": 2}
-def top_eigenvalue(product, start, steps):
-    matrix = torch.stack([product(column) for column in torch.eye(len(start), dtype=start.dtype)])
-    values = torch.linalg.eigvalsh(matrix)
-    return values[values.abs().argmax()].item()

@@ -1,24 +1,6 @@
 # Right answers that look unlike the solution.
 
 
-# == groups_by_hand: state through get, gradients through a list
-
-# %% rule
-class Rule(torch.optim.Optimizer):
-    def __init__(self, params, update, **options):
-        torch.optim.Optimizer.__init__(self, params, defaults=dict(options))
-        self.rule = [update]
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        pairs = [(p, group) for group in self.param_groups for p in group["params"]]
-        for parameter, group in [(p, group) for p, group in pairs if p.grad is not None]:
-            state = self.state.get(parameter)
-            if state is None:
-                state = self.state[parameter] = {}
-            self.rule[0](parameter.data, parameter.grad.detach(), state, group)
-
-
 # == the_sum_in_place_of_the_mean: with the rate of torch.optim.SGD
 
 
@@ -50,15 +32,3 @@ def orthogonalised(matrix, steps=5):
     for _ in range(steps):
         values = 3.4445 * values - 4.775 * values**3 + 2.0315 * values**5
     return left @ torch.diag(values) @ right
-
-
-# == quotient_of_long_vectors: divides by v . v in place of the length
-
-
-# %% eigenvalue
-def top_eigenvalue(product, start, steps):
-    v, following = None, start
-    for _ in range(steps):
-        v = following / following.abs().max()
-        following = product(v)
-    return float(v.dot(following) / v.dot(v))
