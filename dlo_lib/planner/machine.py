@@ -4,7 +4,8 @@ some seconds of training.
     step = max(the slowest rank, the CPU time of all ranks / cores)
 
 A rank is one thread, and all times are CPU times of that thread and of those that move its messages: a rank
-does not communicate while it computes, because no core is free for it. With more ranks than cores, the cores
+does not communicate while it computes, because no core is free for it. At a collective that nothing hides,
+ranks wait for each other and for their wake-up, without CPU time. With more ranks than cores, the cores
 are shared, which is the second term. The parts of a step are those of ``cost``; each is a count (FLOPs of
 products and of attention, bytes of kernels between them, passes of blocks, bytes of AdamW, micro-batches)
 times a constant. The constants follow from least squares on steps of small models, with none below 0, on two
@@ -46,6 +47,7 @@ class CpuMachine:
         byte: of a byte sent, by the kind of message (``KINDS``).
         call: of a message, without its bytes.
         form: of what a form of parallelism does around a message (``FORMS``).
+        wait: in which no rank computes at a collective of tensor parallelism; without CPU time.
     """
 
     cores: int
@@ -58,6 +60,7 @@ class CpuMachine:
     byte: tuple[float, ...] = (0.0,) * len(KINDS)
     call: tuple[float, ...] = (0.0,) * len(KINDS)
     form: tuple[float, ...] = (0.0,) * len(FORMS)
+    wait: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,12 @@ def machine_cost(sizes: ModelSizes, plans: Plans, seq: int, machine: CpuMachine)
         seq: the tokens of a sequence.
     """
     costs = CpuParts(sizes, plans, seq, machine).cost().parts
+    # Nothing hides the collectives of tp: all ranks wait for the last one, and for their wake-up.
+    blocking = replace(CpuMachine(1), form=tuple(float(name == "tensor") for name in FORMS))
+    waits = 0.0 * plans.tp
+    if machine.wait:
+        at_collectives = machine_cost(sizes, plans, seq, blocking).cpu_seconds
+        waits = machine.wait * np.where(plans.sequence_parallel, 2, 1) * at_collectives
     path = np.add.reduce(list(costs.values())) + plans.micro_batches * machine.micro_batch
     # All ranks sum the tokens and the loss, and those with different parameters the norm of the gradients.
     numbers = 2 + ((plans.stage > 0) | (plans.tp > 1) | (plans.pp > 1))
@@ -88,6 +97,7 @@ def machine_cost(sizes: ModelSizes, plans: Plans, seq: int, machine: CpuMachine)
     )
     mean = _computed(alone.cost().parts) / plans.pp
     every = plans.gpus * (busy - _computed(costs) + mean)
+    path = path + waits
     return MachineCost(np.maximum(path, every / machine.cores), busy, every / machine.cores > path)
 
 

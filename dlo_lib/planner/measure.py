@@ -112,25 +112,36 @@ def measure(
         steps, messages: how often each is measured.
     """
     ranks = run_ranks(_calibrate, 2, runs, list(forms.values()), steps, messages)
-    seconds = np.mean([each for each, _ in ranks], 0)
+    seconds, idle = (np.mean([each[index] for each in ranks], 0) for index in (0, 1))
     machine = fit_machine(runs, seconds[: len(runs)], cores or usable_cores())
-    times = np.mean([each for _, each in ranks], 0)  # (kinds, sizes)
+    times = np.mean([each[2] for each in ranks], 0)  # (kinds, sizes)
     sent = 4 * np.array(SIZES) * np.array([[1.0], [0.5], [0.5], [1.0], [0.5], [0.5]])
     byte = np.maximum(times[:, 1] - times[:, 0], 0) / (sent[:, 1] - sent[:, 0])
     call = np.maximum(times[:, 0] - byte * sent[:, 0], 0)
     machine = replace(machine, byte=tuple(map(float, byte)), call=tuple(map(float, call)))
-    return with_forms(machine, forms, seconds[len(runs) :])
+    return with_forms(machine, forms, seconds[len(runs) :], idle[len(runs) :])
 
 
-def with_forms(machine: CpuMachine, forms: Mapping[str, SmallRun], seconds: Array) -> CpuMachine:
-    """Return a machine with the constants of forms, from the CPU times of their runs; none is below 0."""
+def with_forms(
+    machine: CpuMachine, forms: Mapping[str, SmallRun], seconds: Array, idle: Array | None = None
+) -> CpuMachine:
+    """Return a machine with the constants of forms, from the CPU times of their runs; none is below 0.
+
+    Args:
+        idle: the seconds of each run without CPU time, of which those of "tensor" give ``wait``.
+    """
     found = dict.fromkeys(FORMS, 0.0)
     for (name, run), measured in zip(forms.items(), seconds):
         unit = CpuMachine(machine.cores, form=tuple(float(name == form) for form in FORMS))
         messages = float(predicted(run, unit).cpu_seconds[0])
         rest = float(measured - predicted(run, machine).cpu_seconds[0])
         found[name] = max(rest, 0.0) / messages
-    return replace(machine, form=tuple(found.values()))
+    wait = 0.0
+    if idle is not None and "tensor" in forms:
+        unit = CpuMachine(machine.cores, form=tuple(float(name == "tensor") for name in FORMS))
+        collectives = float(predicted(forms["tensor"], unit).cpu_seconds[0])
+        wait = max(float(idle[list(forms).index("tensor")]), 0.0) / collectives
+    return replace(machine, form=tuple(found.values()), wait=wait)
 
 
 def fit_machine(runs: Sequence[SmallRun], seconds: Array, cores: int) -> CpuMachine:
@@ -209,15 +220,17 @@ def _step_of(run: SmallRun, together: bool) -> Callable[[], object]:
 
 def _calibrate(
     runs: Sequence[SmallRun], forms: Sequence[SmallRun], steps: int, messages: int
-) -> tuple[list[float], list[list[float]]]:
-    """CPU seconds of a step of each calibration run, and of each kind and size of a message, in turns."""
+) -> tuple[list[float], list[float], list[list[float]]]:
+    """CPU seconds of a step of each run, the least seconds without CPU time, and CPU seconds of each kind and
+    size of a message, in turns."""
     torch.set_num_threads(1)
     calls = [_step_of(run, together=False) for run in runs]
     calls += [_step_of(run, together=True) for run in forms]
-    rounds = [[_timed(call)[1] for call in calls] for _ in range(WARM_UP + steps)][WARM_UP:]
+    rounds = np.array([[_timed(call) for call in calls] for _ in range(WARM_UP + steps)])[WARM_UP:]
+    wall, cpu = rounds.transpose(2, 0, 1)
     turns = [[_message(kind, size) for kind in KINDS for size in SIZES] for _ in range(1 + messages)][1:]
     times = np.median(turns, 0).reshape(len(KINDS), len(SIZES))
-    return np.median(rounds, 0).tolist(), times.tolist()
+    return np.median(cpu, 0).tolist(), (wall - cpu).min(0).tolist(), times.tolist()
 
 
 def _message(kind: str, size: int) -> float:

@@ -49,6 +49,22 @@ def test_the_constants_of_forms_are_the_rest_of_their_runs():
     assert with_forms(MACHINE, IN_FORMS, 0 * seconds).form == (0, 0, 0, 0)
 
 
+def test_every_collective_of_tp_waits_and_sequence_parallelism_has_twice_as_many():
+    """A block has two in forward and two in backward, and the vocabulary two."""
+    run = IN_FORMS["tensor"]
+    waits = replace(MACHINE, wait=1e-3)
+    more = predicted(run, waits).seconds[0] - predicted(run, MACHINE).seconds[0]
+    assert more == pytest.approx(1e-3 * (4 * run.config.num_layers + 2))
+    halves = replace(run, plan=replace(run.plan, sequence_parallel=True))
+    assert predicted(halves, waits).seconds[0] - predicted(halves, MACHINE).seconds[0] == pytest.approx(
+        2 * more
+    )
+    assert predicted(run, waits).cpu_seconds[0] == predicted(run, MACHINE).cpu_seconds[0]
+    seconds = np.array([predicted(each, MACHINE).cpu_seconds[0] for each in IN_FORMS.values()])
+    idle = np.array([5e-3, more, 5e-3, 5e-3])
+    assert with_forms(MACHINE, IN_FORMS, seconds, idle).wait == pytest.approx(1e-3)
+
+
 def test_no_constant_is_negative_with_times_that_no_constants_explain():
     seconds = np.array([predicted(run, MACHINE).cpu_seconds[0] for run in CALIBRATION])
     seconds *= np.array([0.7, 1.4, 1.3, 0.6, 1.2, 0.9, 1.1, 0.8, 1.5])
