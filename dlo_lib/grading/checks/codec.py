@@ -81,7 +81,7 @@ def unpack(
     """
     try:
         length, _ = HEAD.unpack_from(frame)
-        tree = json.loads(bytes(frame[HEAD.size : HEAD.size + length]))
+        tree = json.loads(str(frame[HEAD.size : HEAD.size + length], "utf-8"))
         return _Decoder(_tensors(bytes(frame[HEAD.size + length :])), stand_in, claims).decode(tree, 0)
     except NotPlain:
         raise

@@ -93,7 +93,8 @@ class Attempt:
                 worker.count_pages()
             deadline = deadline_after(self.seconds)
             for worker in workers:
-                worker.post(deadline, **self._request(), measured=measured)
+                # The first worker has announced the cells: one that ends its process does so there.
+                worker.post(deadline, **self._request(), measured=measured, announced=False)
             for worker in workers:
                 self._note(_loaded(worker, worker.collect(deadline)))
             for worker in workers if measured else ():

@@ -111,11 +111,16 @@ def usage(pids: Iterable[int], supervisor: int | None = None) -> Usage:
     """Return the processor time of these processes, and of the orphans that their ``supervisor`` has waited
     for.
     """
-    pids = list(pids)
-    cpu = sum(sum(_cpu_seconds(pid)) for pid in pids)
+    cpu = starved = 0.0
+    for pid in pids:
+        ran, waited = _scheduled_seconds(pid)
+        # Its fields count ticks of 10 ms, and most answers need less. That of the first thread is exact.
+        own, reaped = _cpu_seconds(pid)
+        cpu += max(own, ran) + reaped
+        starved = max(starved, waited)
     if supervisor is not None:
         cpu += _cpu_seconds(supervisor)[1]
-    return Usage(cpu, max(map(starved_seconds, pids), default=0.0))
+    return Usage(cpu, starved)
 
 
 def tree_cpu_seconds(pid: int) -> float:
@@ -188,11 +193,15 @@ def _cpu_seconds(pid: int) -> tuple[float, float]:
 
 def ran_seconds(pid: int) -> float:
     """Return the CPU time of the first thread of a process in seconds, which is exact also if it is short."""
-    fields = read_proc(f"/proc/{pid}/schedstat").split()
-    return int(fields[0]) / 1e9 if len(fields) == 3 else 0.0
+    return _scheduled_seconds(pid)[0]
 
 
 def starved_seconds(pid: int) -> float:
     """Return the seconds in which the first thread of a process was ready to run and had no processor."""
+    return _scheduled_seconds(pid)[1]
+
+
+def _scheduled_seconds(pid: int) -> tuple[float, float]:
+    """Return the seconds in which the first thread of a process has run, and has waited for a processor."""
     fields = read_proc(f"/proc/{pid}/schedstat").split()
-    return int(fields[1]) / 1e9 if len(fields) == 3 else 0.0
+    return (int(fields[0]) / 1e9, int(fields[1]) / 1e9) if len(fields) == 3 else (0.0, 0.0)

@@ -56,7 +56,7 @@ def rehearse() -> None:
         cell = f"rehearsal_{number}"
         call = {"do": "call", "name": "rehearsed", "args": [torch.ones(VALUES), [1, 2]], "kwargs": {}}
         _serve(
-            {"do": "load", "cells": [{"id": cell, "source": CELL, "own": True}]},
+            {"do": "load", "cells": json.dumps([{"id": cell, "source": CELL, "own": True}])},
             {"do": "get", "name": "__name__"},
             call,
         )

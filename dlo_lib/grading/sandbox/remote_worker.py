@@ -151,6 +151,8 @@ class Worker:
         self._busy_judge = _busy_seconds()
         self._answered = False
         self._cells = {cell["id"] for cell in request.get("cells", ())}
+        if "cells" in request:  # as one text, because the codec's tree of them would cost each worker 0.3 ms
+            request["cells"] = json.dumps(request["cells"])
         try:
             self.channel.send({"id": self._number, **request}, deadline, self.asked)
         except DeadlineExceeded:

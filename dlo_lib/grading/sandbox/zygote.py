@@ -15,6 +15,7 @@ import contextlib
 import gc
 import importlib
 import json
+import logging
 import os
 import select
 import signal
@@ -57,6 +58,9 @@ def serve(descriptor: int, settings: dict[str, Any]) -> NoReturn:
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    # In each fork, Python would renew the locks of all loggers, which overwrites 140 pages. The zygote has
+    # one thread, which holds none of them.
+    logging._at_fork_reinit_lock_weakset.clear()  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()
     reserve_small_objects()

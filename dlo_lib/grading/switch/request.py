@@ -163,7 +163,7 @@ def read(frame: Frame, rank: int, world: int) -> Message | None:
     if not frame.tree.startswith(b'{"switch":'):
         return None
     try:
-        head = json.loads(frame.tree)
+        head = json.loads(frame.tree.decode())
         return _message(head, frame.blob, rank, world)
     except NotPlain:
         raise

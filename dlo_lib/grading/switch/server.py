@@ -68,6 +68,7 @@ class _Connection:
     outbox: Outbox
     frames: int = 0
     ended: bool = False
+    events: int = selectors.EVENT_READ  # that the server waits for
 
     def unread_bytes(self) -> int:
         """Return the bytes of results that the rank has not read, here and in the kernel (Linux)."""
@@ -252,11 +253,8 @@ class SwitchServer:
             raise NotPlain(f"endless communication: {MAX_HELD >> 20} MiB were sent to the ranks and not read")
 
     def _update_events(self, connection: _Connection, alive: bool) -> None:
-        if connection.line not in self._selector.get_map():
-            return
         waiting = alive and bool(connection.outbox)
-        self._selector.modify(
-            connection.line,
-            selectors.EVENT_READ | (selectors.EVENT_WRITE if waiting else 0),
-            connection,
-        )
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if waiting else 0)
+        if events != connection.events and connection.line in self._selector.get_map():
+            connection.events = events
+            self._selector.modify(connection.line, events, connection)

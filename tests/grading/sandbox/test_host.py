@@ -17,6 +17,7 @@ import torch
 from dlo_lib.grading.checks.outcome import Ended, Status
 from dlo_lib.grading.sandbox.host import Zygote
 from dlo_lib.grading.sandbox.isolation import Unsandboxed, find_isolation
+from dlo_lib.grading.sandbox.limits import ran_seconds
 from dlo_lib.grading.sandbox.remote_worker import deadline_after
 
 STARTS_ONE = "import subprocess\nchild = subprocess.Popen(['sleep', '600'])"
@@ -114,6 +115,25 @@ def test_nothing_is_left_when_the_judge_is_killed() -> None:
     judge.send_signal(signal.SIGKILL)
     judge.wait()
     assert soon(lambda: all(map(gone, pids)))
+
+
+def test_all_computing_of_a_short_worker_is_counted(any_zygote: Zygote) -> None:
+    """The ticks of 10 ms, in which ``stat`` of a process counts, would miss it or count twice as much."""
+    worker = any_zygote.worker()
+    worker.ask(deadline_after(20), **cell("def short(): return sum(range(50_000))"))
+    worker.ask(deadline_after(20), **call("short"))
+    assert worker.outside + worker.computed == pytest.approx(ran_seconds(worker.pid), rel=0.2)
+    worker.close()
+
+
+def test_a_rank_announces_no_cell(any_zygote: Zygote) -> None:
+    """The worker that runs the cells first has announced them; it would be 15 messages for each rank."""
+    first, rank = any_zygote.worker(), any_zygote.worker()
+    for worker, request in ((first, cell("x = 1")), (rank, {**cell("x = 1"), "announced": False})):
+        worker.ask(deadline_after(20), **request)
+    assert (first.cell, rank.cell) == ("a", "")
+    first.close()
+    rank.close()
 
 
 def test_an_answer_prepared_in_advance_is_ignored(zygote: Zygote) -> None:
