@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from benchmarks import planner_memory
 from benchmarks.paired import Row
 from dlo_lib.hardware import GpuNodes, gpu, link
 from dlo_lib.planner import (
@@ -28,7 +29,7 @@ from dlo_lib.planner import (
 from dlo_lib.planner.calibration import H100_TOKENS, anchored_by, fit, leave_one_out
 from dlo_lib.planner.published import errors, published, published_sweeps
 
-ROWS = 8 + len(published_sweeps())
+ROWS = 9 + len(published_sweeps())
 
 
 def rows(pairs: int = 5) -> Iterator[Row]:
@@ -56,6 +57,7 @@ def rows(pairs: int = 5) -> Iterator[Row]:
             f"the best measured plan has {reached[sweep.best]:.1f} % of the best predicted one; all: {each}"
         )
         yield Row(sweep.title, "arXiv:2104.04473, figures 13 - 16", 1, note=note)
+    yield from planner_memory.rows()
     cost = step_cost(
         ModelSizes.of("llama-3.2-1b"), Plans.of(micro_batch=2), 2048,
         GpuNodes(gpu("h100-80"), 1, link("ndr"), 1), LIBRARY,
