@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from dlo_lib.base.errors import UserError
+from dlo_lib.optim import muon as muon_module
 from dlo_lib.optim.adafactor import Adafactor
 from dlo_lib.optim.adamw_8bit import AdamW8bit, code_book, dequantised, quantised
 from dlo_lib.optim.lamb import LAMB
 from dlo_lib.optim.lars import LARS
-from dlo_lib.optim.muon import Muon, orthogonalised
+from dlo_lib.optim.muon import LARGE_SIDE, Muon, orthogonalised
 from dlo_lib.optim.schedule_free import ScheduleFreeAdamW
 from dlo_lib.optim.soap import SOAP
 
@@ -241,6 +242,19 @@ def test_orthogonalised_matrices_keep_their_directions_and_lose_their_singular_v
         assert diagonal[values > 0.1 * values.amax(-1, keepdim=True)].min() > 0.6
         assert diagonal.max() < 1.25
         assert (kept - torch.diag_embed(diagonal)).abs().max() < 0.05
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(LARGE_SIDE, 200), (200, LARGE_SIDE)])
+def test_large_matrices_that_a_cpu_computes_one_by_one_give_what_a_batch_gives(
+    rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
+):
+    matrices = torch.randn(2, rows, columns, dtype=torch.float64)
+    got = orthogonalised(matrices, dtype=torch.float64)
+    one = orthogonalised(matrices[0], dtype=torch.float64)
+    monkeypatch.setattr(muon_module, "LARGE_SIDE", 1000)
+    batch = orthogonalised(matrices, dtype=torch.float64)
+    torch.testing.assert_close(got, batch, rtol=0, atol=1e-12)
+    torch.testing.assert_close(one, batch[0], rtol=0, atol=1e-12)
 
 
 @pytest.mark.skipif(
