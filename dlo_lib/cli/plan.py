@@ -254,9 +254,10 @@ def write_files(found: Found, row: int, out: Path, site: str, account: str) -> N
     most = max(1, request.gpus // request.nodes.gpus_per_node)
     nodes = [1 << power for power in range(int(math.log2(most)) + 1)][-6:]
     models = [*dict.fromkeys((*_MODELS, str(request.model)))]
-    plot_heat_map(models, nodes, *best_by_size(request, models, nodes, found.stack)).savefig(
-        out / "heat_map.png", dpi=120
-    )
+    mfu, memory = best_by_size(request, models, nodes, found.stack)
+    gpus = f"nodes of {request.nodes.gpus_per_node} {request.nodes.gpu.name}"
+    title = f"Best plan, predicted: {gpus}, {request.batch} sequences of {request.seq} tokens"
+    plot_heat_map(models, nodes, mfu, memory, title).savefig(out / "heat_map.png", dpi=120)
 
 
 def stack_of_run(folder: Path, request: PlanRequest) -> Stack:

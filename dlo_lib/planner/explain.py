@@ -130,24 +130,33 @@ def _slower(found: Found, row: int, best: float) -> str:
 
 
 def plot_plans(found: Found, rows: list[int]) -> Figure:
-    """Draw the time of some plans and the memory of their largest rank as stacked bars, side by side."""
-    figure = new_figure(10, 4.2)
+    """Draw the time of some plans and the memory of their largest rank as stacked bars, with the plans in
+    words below."""
+    figure = new_figure(11, 4.2 + 0.2 * len(rows))
     time, memory = figure.subplots(1, 2)
     plans = found.plans[np.array(rows)]
-    parts = {name: 1e3 * seconds[rows] for name, seconds in found.cost.parts.items()}
+    parts = {name: seconds[rows] for name, seconds in found.cost.parts.items()}
     _stacked(time, parts, dict(zip(parts, COLOURS)))
-    time.set(ylabel="ms a step", title="time")
+    time.set(ylabel="seconds of a step, predicted", title="time")
     each = [plan_memory(found.request.sizes, plans, found.request.seq, last=last) for last in (False, True)]
     last = each[1].peak > each[0].peak
     held = {
         part.value: np.where(last, each[1].parts[part], each[0].parts[part]) / GIB for part in each[0].parts
     }
     _stacked(memory, held, {part.value: colour for part, colour in MEMORY_COLOURS.items()})
+    peak = np.maximum(each[0].peak, each[1].peak) / GIB
+    places = np.arange(len(rows))
+    memory.hlines(peak, places - 0.3, places + 0.3, color="black", label="all at one time")
     memory.axhline(found.request.limit / GIB, color="#C25000", linestyle="--", label="usable")
     memory.set(ylabel="GiB, the peak of each part", title="memory of the largest rank")
     for axes in (time, memory):
         axes.set_xticks(range(len(rows)), [f"plan {row + 1}" for row in rows])
-        axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+        # The uppermost part of a bar comes first.
+        handles, labels = axes.get_legend_handles_labels()
+        place = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+        axes.legend(handles[::-1], labels[::-1], fontsize=7, frameon=False, **place)
+    said = "\n".join(f"plan {row + 1}: {in_words(found.plans, row)}" for row in rows)
+    figure.supxlabel(said, fontsize=8, x=0.02, ha="left")
     return figure
 
 
@@ -155,12 +164,5 @@ def _stacked(axes: Axes, parts: dict[str, Array], colours: dict[str, str]) -> No
     shown = {name: values for name, values in parts.items() if np.any(values > 0)}
     bottom = np.zeros(len(next(iter(shown.values()))))
     for name, values in shown.items():
-        axes.bar(
-            range(len(values)),
-            values,
-            bottom=bottom,
-            label=name,
-            color=colours[name],
-            width=0.6,
-        )
+        axes.bar(range(len(values)), values, bottom=bottom, label=name, color=colours[name], width=0.6)
         bottom = bottom + values

@@ -38,21 +38,30 @@ def best_by_size(
     return mfu, memory
 
 
-def plot_heat_map(models: Sequence[str], nodes: Sequence[int], mfu: Array, memory: Array) -> Figure:
+def plot_heat_map(
+    models: Sequence[str],
+    nodes: Sequence[int],
+    mfu: Array,
+    memory: Array,
+    title: str = "Predicted MFU, and memory of a GPU, of the best plan",
+) -> Figure:
     """Draw MFU as colours; each cell has its percentage, and the memory of a GPU below."""
     figure = new_figure(1.6 + 1.1 * len(nodes), 1.4 + 0.8 * len(models))
     axes = figure.subplots()
-    image = axes.imshow(100 * mfu, cmap="viridis", aspect="auto", vmin=0)
-    middle = 50 * np.nanmax(mfu) if np.isfinite(mfu).any() else 0
+    # Colours from the least to the largest, but over at least 10 points, so that equal cells look equal.
+    found = 100 * mfu[np.isfinite(mfu)] if np.isfinite(mfu).any() else np.zeros(1)
+    low = max(0.0, min(found.min(), found.max() - 10))
+    image = axes.imshow(100 * mfu, cmap="viridis", aspect="auto", vmin=low, vmax=max(found.max(), low + 1))
     for row, column in np.ndindex(mfu.shape):
         if np.isnan(mfu[row, column]):
-            axes.text(column, row, "does not\nfit", ha="center", va="center", fontsize=7)
+            axes.text(column, row, "no plan\nfits", ha="center", va="center", fontsize=7)
             continue
         said = f"{100 * mfu[row, column]:.0f} %\n{memory[row, column]:.0f} GiB"
-        colour = "black" if 100 * mfu[row, column] > middle else "white"
+        colour = "black" if 100 * mfu[row, column] > (low + found.max()) / 2 else "white"
         axes.text(column, row, said, ha="center", va="center", fontsize=8, color=colour)
     axes.set_xticks(range(len(nodes)), [str(count) for count in nodes])
     axes.set_yticks(range(len(models)), models)
-    axes.set(xlabel="nodes", title="MFU and memory of the best plan")
+    axes.set(xlabel="nodes")
+    axes.set_title(title, fontsize=10)
     figure.colorbar(image, label="MFU in %")
     return figure
