@@ -20,6 +20,7 @@ Cells and figures:
 - ``predicted_bars``: bars with these numbers
 - ``side_by_side``: the student's form beside the standard library's
 - ``explore``: a figure with sliders
+- ``plan_panel``: parallel plans as bars, with sliders or beside the planner's
 - ``player``: buttons that play a slider
 - ``process_memory``: the memory of a piece of code
 - ``measured_step``: one step of a form on a rank
@@ -27,7 +28,7 @@ Cells and figures:
 - ``stored_results``: results that were measured elsewhere
 
 A student's copy has this room; it holds no answer of any lab. Imports ``grading``, ``cluster``, ``comm``,
-``profiling`` and ``data``.
+``planner``, ``profiling`` and ``data``.
 """
 
 from dlo_lib.base.errors import UserError

@@ -151,24 +151,43 @@ def legend(axes: Axes, place: Literal["right", "above", "below"], **options: Any
         axes.legend(**PLACES[place] | options)
 
 
+def stacked(
+    axes: Axes,
+    bars: Mapping[str, Mapping[str, float]],
+    colours: Mapping[str, ColorType] | None = None,
+    unit: float = 1.0,
+) -> list[float]:
+    """Draw a horizontal bar for each name of ``bars``, from the top, with its parts side by side. Return the
+    ends of the bars.
+
+    Args:
+        bars: numbers by part; all bars have the same parts.
+        colours: of the parts; by default those of ``METHODS``.
+        unit: what is 1 on the axis, such as ``GIB``.
+    """
+    ends = []
+    for row, parts in enumerate(bars.values()):
+        left = 0.0
+        for (name, value), method in zip(parts.items(), METHODS):
+            colour = colours[name] if colours else method.colour
+            axes.barh(row, value / unit, 0.6, left=left, color=colour, label=None if row else name)
+            left += value / unit
+        ends.append(left)
+    axes.set_yticks(range(len(bars)), list(bars))
+    axes.invert_yaxis()
+    return ends
+
+
 def stacked_gib(axes: Axes, bars: Mapping[str, Mapping[str, float]], totals: Sequence[float] = ()) -> None:
-    """Draw a horizontal bar for each name of ``bars``, with its parts side by side and the total at its end.
+    """Draw :func:`stacked` bars of bytes in GiB, with the total at the end of each, and the legend.
 
     Args:
         bars: bytes by part; all bars have the same parts.
         totals: the bytes written at the ends; by default the sums of the parts.
     """
-    ends = totals or [sum(parts.values()) for parts in bars.values()]
-    for row, (parts, total) in enumerate(zip(bars.values(), ends, strict=True)):
-        left = 0.0
-        for (name, nbytes), method in zip(parts.items(), METHODS):
-            axes.barh(
-                row, nbytes / GIB, 0.6, left=left, color=method.colour, label=name if row == 0 else None
-            )
-            left += nbytes / GIB
-        axes.text(left, row, " " + (gib(total) if total >= GIB / 20 else mib(total)), va="center")
-    axes.set_yticks(range(len(bars)), list(bars))
-    axes.invert_yaxis()
+    totals = totals or [sum(parts.values()) for parts in bars.values()]
+    for row, (end, total) in enumerate(zip(stacked(axes, bars, unit=GIB), totals, strict=True)):
+        axes.text(end, row, " " + (gib(total) if total >= GIB / 20 else mib(total)), va="center")
     axes.margins(x=0.15)
     legend(axes, "above")
 
