@@ -3,19 +3,18 @@
 #
 # **What you will do.** You start from a plan that runs out of memory: **Llama 3.3 70B on 64 nodes of 4 H100**. You turn each
 # knob of a parallel plan and see what it costs, derive the three rules for combining them, write the memory and the time of
-# any plan as functions, and then write `choose`: the plan that trains a model fastest under a memory cap, on clusters that
-# you have not seen.
+# any plan, and then `choose`: the plan that trains a model fastest under a memory cap, on clusters that you have not seen.
 #
-# You need no GPU: plans are predicted, not run, except two small ones at the end. Builds on labs 13 (memory of a step), 17
-# (bubbles) and 19 (tensor parallelism).
+# You need no GPU. Builds on labs 13 (memory of a step), 17 (bubbles) and 19 (tensor parallelism).
 #
-# The core exercises, predictions and the quiz take about 100 minutes; with the text and the demos plan 2 h 15. Each exercise has
-# a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you are stuck,
-# `lab.use_reference("name")` lets you continue without its points.
+# The core exercises, predictions and the quiz take about 97 minutes; with the text, the demos and two optional exercises plan
+# 2 h 15. Each exercise has a check that answers at once; `lab.hint("name")` gives a nudge, then a pointer, then a sketch. If you
+# are stuck, `lab.use_reference("name")` lets you continue without its points.
 #
 # Words: parallel plan (*plan de parallélisme*), memory cap (*plafond de mémoire*), scatter/gather (*dispersion et rassemblement*).
 
 # %% id="setup"
+import itertools
 import math
 import os
 
@@ -52,18 +51,29 @@ def link(cluster: dict, stride: int, size: int) -> float:
     return min(cluster["inside"], cluster["between"] * together)
 
 
-def most_blocks(config: LlamaConfig, plan: dict, seq: int) -> int:
-    """Return the blocks of the fullest rank.
+def sizes_of(config: LlamaConfig) -> tuple[int, int, int, int]:
+    """Return q and k, the widths of queries and keys, and the weights of a block and a table."""
+    q, k = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    block = config.hidden * (2 * q + 2 * k + 3 * config.intermediate)
+    return q, k, block, config.vocab_size * config.hidden
 
-    The head costs the last stage the time of some blocks, so the others have its blocks.
-    """
-    stages, queries = plan["pp"] * plan["chunks"], config.num_heads * config.head_dim
+
+def most_blocks(config: LlamaConfig, plan: dict, seq: int) -> int:
+    """Return the blocks of the fullest rank: the head counts as blocks of the last stage."""
     if plan["pp"] == 1:
         return config.num_layers
-    keys = config.num_kv_heads * config.head_dim
-    a_block = config.hidden * (2 * queries + 2 * keys + 3 * config.intermediate) + seq * queries
-    head = config.vocab_size * config.hidden // a_block
+    q, _, block, table = sizes_of(config)
+    stages, head = plan["pp"] * plan["chunks"], table // (block + seq * q)
     return plan["chunks"] * math.ceil((config.num_layers + head) / stages)
+
+
+def is_valid(config: LlamaConfig, plan: dict, gpus: int, batch: int) -> bool:
+    """Return whether a plan exists: degrees divide what they share, knobs have what they need."""
+    pp, tp, dp, b, v = (plan[name] for name in ("pp", "tp", "dp", "micro_batch", "chunks"))
+    if pp * tp * dp != gpus or batch % (dp * b) or config.num_kv_heads % tp:
+        return False
+    chunks = pp * v <= config.num_layers and (v == 1 or 1 < pp <= batch // (dp * b))
+    return chunks and (dp > 1 or not plan["sharded"])
 
 
 # %% [markdown] id="why"
@@ -84,22 +94,19 @@ def most_blocks(config: LlamaConfig, plan: dict, seq: int) -> int:
 # Ranks are numbered so that those of a tensor-parallel group are neighbours, then come the copies, then the stages.
 #
 # **Predict** what a rank needs, in GiB, with micro-batches of one sequence and checkpointing. An H100 has 77.6 GiB for
-# tensors. Llama 3.3 70B has 70.6 billion parameters, and each needs 16 bytes in training (lab 13). “Measured” in the table is here
+# tensors (dashed). Llama 3.3 70B has 70.6 billion parameters, and each needs 16 bytes in training (lab 13). “Measured” is here
 # what the planner of this course computes: no GPU runs.
 
 # %% id="predict_memory" tags=["prediction"]
 expected_memory = {
-    "dp 256": None,
-    "tp 4, dp 64": None,
-    "pp 16, dp 16": None,
-    "dp 256, sharded": None,
-}
+    "dp 256": None, "tp 4, dp 64": None, "pp 16, dp 16": None, "dp 256, sharded": None,
+}  # fmt: skip
 
 # %% id="show_memory" tags=["demo", "nbval-check-output"]
-import figures
-
 from dlo_lib.hardware import GpuNodes, gpu
 from dlo_lib.hardware import link as fabric
+from dlo_lib.labkit.figures import LIMIT
+from dlo_lib.labkit.predicted_bars import predicted_bars
 from dlo_lib.labkit.predictions import compared, require_numbers
 from dlo_lib.planner import PlanRequest, rated
 
@@ -115,52 +122,32 @@ tried = {
 }
 needs = {name: rated(request, plan).memory / GIB for name, plan in tried.items()}
 print(compared(expected_memory, needs, "{:.0f} GiB".format))
-figures.needs(needs, request.limit / GIB)
+bars = predicted_bars(needs, expected_memory, "GiB", text="{:.0f}".format, log=True)
+bars.axes[0].axhline(request.limit / GIB, color=LIMIT, linestyle="--")
+bars
 
 # %% [markdown] id="panel_text"
-# Data parallelism alone needs more than a dozen H100 *for each rank*. Three plans change one thing each, and only one of them
-# fits. Two are larger than 16 bytes × parameters / ranks: the first stage of 16 has 6 of the 80 blocks and the embedding, not 1/16,
-# and 16 micro-batches in flight; and the sharded plan has 4 GiB of state, but gathers whole blocks, and keeps inputs and logits.
+# Only one of them fits. Two are larger than 16 bytes × parameters / ranks: the first stage of 16 has 6 of the 80 blocks and the
+# embedding, and 16 micro-batches in flight; the sharded plan has 4 GiB of state, but gathers whole blocks, and keeps logits.
 #
 # ## Feel each knob
 #
-# The panel shows the memory of the largest rank and the time of a step, as the planner of this course predicts them; `dp` is
-# what is left of the 256 GPUs. Begin where it stands, and move **one** slider at a time:
+# The planner's memory of the largest rank and time of a step; `dp` is what is left of the 256 GPUs. Move **one** slider at a time:
 #
 # - Which knobs make the memory bar shorter? Which of them make the time bar longer, and by which part?
 # - What happens from `tp` 4 to 8, where tensor parallelism leaves the node?
-# - Make `pp` 32: why does the bubble hardly grow? (`dp` becomes 8, so that each pipeline has twice the micro-batches.) What does
-#   `chunks` 2 trade against the bubble?
+# - Make `pp` 32: why does the bubble hardly grow? (`dp` becomes 8.) What does `chunks` 2 trade against the bubble?
 # - Try to beat an MFU of 33 % below the dashed line.
 
 # %% id="show_panel" tags=["demo"]
-from dlo_lib.labkit.explore import explore
+from dlo_lib.labkit.plan_panel import beside_planner, plan_panel
 
-
-def panel(pp=16, tp=1, micro_batch=1, chunks=1, sharded="no", checkpointing="yes"):
-    """Rate one plan of the request and draw its two bars."""
-    if 256 % (pp * tp):
-        raise ValueError(f"{pp} x {tp} does not divide 256")
-    if pp * chunks > config.num_layers:
-        raise ValueError(f"{pp} x {chunks} stages need more than the {config.num_layers} blocks")
-    chosen = {"pp": pp, "tp": tp, "dp": 256 // (pp * tp), "micro_batch": micro_batch, "chunks": chunks}
-    chosen |= {"sharded": sharded == "yes", "checkpointing": checkpointing == "yes"}
-    found = rated(request, chosen)
-    if found.refused:
-        raise ValueError(found.refused)
-    return figures.plan(found, chosen, request.limit / GIB)
-
-
-powers = [1, 2, 4, 8, 16, 32]
-explore(
-    panel, pp=powers, tp=powers[:4], micro_batch=powers[:4], chunks=[1, 2, 4],
-    sharded=["no", "yes"], checkpointing=["no", "yes"],
-)  # fmt: skip
+plan_panel(request, pp=16)
 
 # %% [markdown] id="bubble_text"
 # ## 1 · Three rules for the bubble
 #
-# **Core · 10 min · ●○○**
+# **Core · 13 min · ●○○**
 #
 # In 1F1B each rank waits while the pipeline fills and drains: $(p-1)$ micro-batches. As a fraction of the time in which it
 # computes, $m$ micro-batches, the bubble is $(p-1)/m$ (lab 17). Put $p$ and $m$ in terms of the plan:
@@ -185,8 +172,7 @@ def bubble(gpus: int, tp: int, dp: int, batch: int, micro_batch: int = 1) -> flo
 def best_micro_batch(seconds: dict[int, float], pp: int, dp: int, batch: int) -> int:
     """Return the size of a micro-batch with the fastest step.
 
-    seconds: the time of forward and backward of a micro-batch on one stage, by its size. A size is
-    possible if dp x size divides the batch.
+    seconds: of a micro-batch on one stage, by its size; dp x size must divide the batch.
     """
     ### BEGIN SOLUTION
     possible = [size for size in seconds if batch % (dp * size) == 0]
@@ -198,21 +184,22 @@ def best_micro_batch(seconds: dict[int, float], pp: int, dp: int, batch: int) ->
 lab.check("bubble")
 
 # %% [markdown] id="bubble_after"
-# Your bubble for 256 GPUs and 1,024 sequences. Left: 256 GPUs hold one model, and $t$ grows, so that the pipeline is shorter.
-# Right: $t = 1$, and $d$ grows. With $d$ copies the bubble is $b(n-d)/B$, which falls from 1/4 to 0 (slowly: the axis is
-# logarithmic); the printed formula rises to 16.
+# Your bubble for 256 GPUs and 1,024 sequences: one model on more and more tensor-parallel ranks, and more and more copies. With $d$
+# copies it is $b(n-d)/B$, which falls from 1/4 to 0; the printed formula rises to 16.
 
 # %% id="show_bubble" tags=["demo"]
-degrees = [1, 2, 4, 8, 16, 32, 64, 128, 256]
-by_tp = {t: bubble(256, t, 1, BATCH) for t in degrees}
-by_dp = {d: bubble(256, 1, d, BATCH) for d in degrees}
-printed = {d: (256 - d) * d / BATCH for d in degrees}
-figures.bubbles(by_tp, by_dp, printed)
+from dlo_lib.labkit import columns
+
+rows = [("degree", "t, with d = 1", "d, with t = 1", "d, as printed")]
+for n in (1, 4, 16, 64, 256):
+    found = bubble(256, n, 1, BATCH), bubble(256, 1, n, BATCH), (256 - n) * n / BATCH
+    rows.append((str(n), *(f"{value:.3f}" for value in found)))
+print(columns(rows))
 
 # %% [markdown] id="traffic_text"
 # ## 2 · What each form sends, and how often
 #
-# **Core · 10 min · ●●○**
+# **Core · 13 min · ●●○**
 #
 # The bubble alone would choose $p = 1$. The traffic decides between $t$ and $p$. Count *elements that one rank sends*:
 #
@@ -248,13 +235,8 @@ def data_elements(parameters: float, dp: int) -> float:
     ### END SOLUTION
 
 
-def step_elements(
-    plan: dict, hidden: int, layers: int, parameters: float, batch: int, seq: int
-) -> dict[str, float]:
-    """Return what an inner rank sends in a step, by "tensor", "pipeline" and "data".
-
-    parameters: of all blocks. A plan with one stage has no cut.
-    """
+def step_elements(plan: dict, hidden: int, layers: int, parameters: float, batch: int, seq: int):
+    """Return what an inner rank sends in a step: "tensor", "pipeline" (0 for 1 stage), "data"."""
     ### BEGIN SOLUTION
     pp, tp, dp, b = plan["pp"], plan["tp"], plan["dp"], plan["micro_batch"]
     micro_batches = batch // (dp * b)
@@ -287,23 +269,22 @@ print(compared(expected_links, {"elements, tensor / cut": ratio, "seconds, tenso
 # That is why **rule 1** says: tensor parallelism inside a node, up to its number of GPUs; the pipeline between nodes. A rank
 # waits for its all-reduces, and it sends many times more of them. **Rule 2**: model parallelism ($t \cdot p$) only as far as the
 # model needs it to fit; data parallelism for the rest, because it communicates once a step, and $(d-1)/d$ hardly grows.
-# **Rule 3**: the best micro-batch depends on the case: try them. The figure compares the three for four plans with 4 copies.
+# **Rule 3**: the best micro-batch depends on the case: try them. The table compares the forms for four plans with 4 copies.
 
 # %% id="show_traffic" tags=["demo"]
-of_blocks = 80 * 855_654_400  # parameters
-sample = {"micro_batch": 1, "chunks": 1, "sharded": False, "checkpointing": True}
-shapes = {"pp 64": (64, 1, 4), "pp 16, tp 4": (16, 4, 4), "pp 8, tp 8": (8, 8, 4)}
-shapes["tp 64"] = (1, 64, 4)
-sent = {}
-for name, (pp, tp, dp) in shapes.items():
-    plan = sample | {"pp": pp, "tp": tp, "dp": dp}
-    sent[name] = step_elements(plan, config.hidden, config.num_layers, of_blocks, BATCH, SEQ)
-figures.traffic(sent)
+of_blocks = config.num_layers * (sizes_of(config)[2] + 2 * config.hidden)  # parameters
+shapes = {"pp 64": (64, 1), "pp 16, tp 4": (16, 4), "pp 8, tp 8": (8, 8), "tp 64": (1, 64)}
+rows = [("10⁹ elements a step", "tensor", "pipeline", "data")]
+for name, (pp, tp) in shapes.items():
+    plan = alone | {"pp": pp, "tp": tp, "dp": 4}
+    sent = step_elements(plan, config.hidden, config.num_layers, of_blocks, BATCH, SEQ)
+    rows.append((name, *(f"{sent[form] / 1e9:,.1f}" for form in rows[0][1:])))
+print(columns(rows))
 
 # %% [markdown] id="crossing_text"
 # ## 3 · Where a cut meets tensor parallelism: scatter/gather
 #
-# **Core · 6 min · ●●○**
+# **Optional · 8 min · ●●○**
 #
 # After its last all-reduce, each of the $t$ ranks of a stage has the *same* activation. If each sends it to its partner in
 # the next stage, the slow link between nodes carries it $t$ times. **Scatter/gather** (Megatron-LM): each rank sends a
@@ -334,10 +315,8 @@ def needs_scatter_gather(pp: int, tp: int, sequence_parallel: bool) -> bool:
 # %% nbgrader={"grade_id": "test_crossing", "grade": true}
 lab.check("crossing")
 
-# %% [markdown] id="crossing_after"
-# Your numbers for a node of 4 ranks of Llama 3.3 70B, as milliseconds of one cut on the two links:
-
 # %% id="show_crossing" tags=["demo", "nbval-check-output"]
+# a cut of Llama 3.3 70B between nodes of 4 ranks
 for how in (False, True):
     found = crossing(SEQ * config.hidden, 4, how)
     slow, fast = (2e3 * found[where] / cluster[where] for where in ("between", "inside"))
@@ -346,13 +325,12 @@ for how in (False, True):
 # %% [markdown] id="memory_text"
 # ## 4 · The memory of a rank
 #
-# **Core · 22 min · ●●●**
+# **Core · 26 min · ●●●**
 #
-# Write the memory of the first rank of the pipeline, or of its last one, in four parts. Notation: $h$ hidden, $f$ intermediate,
-# $q$ = `num_heads` × `head_dim`, $k$ = `num_kv_heads` × `head_dim`; a block has $h(2q+2k) + 3hf + 2h$ parameters, a table (embedding
-# or head; they are not tied here) `vocab_size` × $h$. The fullest rank has $\ell$ = `most_blocks(...)` blocks (first cell); the first also has the
-# embedding, the last the head (with one stage: both). It owns 1/$t$ of them. The checks compare each part with the planner, or with a
-# count.
+# Write the memory of the first rank of the pipeline, or of its last one, in four parts. The first lines are given, with the names
+# of this section: $h$ hidden, $f$ intermediate, $q$ and $k$ the widths of queries and keys, the parameters of a block and of a table
+# (embedding or head; they are not tied here). The fullest rank has $\ell$ = `blocks`; the first also has the embedding, the last the
+# head (with one stage: both). It owns 1/$t$ of them.
 #
 # | part | bytes |
 # |---|---|
@@ -364,19 +342,13 @@ for how in (False, True):
 # In flight on rank $r$ (from 0): without a pipeline 1, in 1F1B $\min(m, p-r)$; interleaved $\min(mv,\ (v-1)p + 2(p-r-1) + 1)/v$.
 
 # %% nbgrader={"grade_id": "memory", "solution": true}
-def rank_memory(
-    config: LlamaConfig, plan: dict, batch: int, seq: int, last: bool = False
-) -> dict[str, float]:
-    """Return the bytes of the first rank of the pipeline, or of the last one, by part.
-
-    The parts are "state", "copies", "waiting" and "working".
-    """
-    ### BEGIN SOLUTION
+def rank_memory(config: LlamaConfig, plan: dict, batch: int, seq: int, last: bool = False) -> dict:
+    """Return the bytes of the first or last rank: "state", "copies", "waiting" and "working"."""
     pp, tp, dp, b, v = (plan[name] for name in ("pp", "tp", "dp", "micro_batch", "chunks"))
-    h, f = config.hidden, config.intermediate
-    q, k = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    block, table = h * (2 * q + 2 * k) + 3 * h * f + 2 * h, config.vocab_size * h
-    blocks, tokens, m = most_blocks(config, plan, seq), b * seq, batch // (dp * b)
+    h, f, sharded = config.hidden, config.intermediate, plan["sharded"] and dp > 1
+    (q, k, block, table), blocks = sizes_of(config), most_blocks(config, plan, seq)
+    block, tokens, m = block + 2 * h, b * seq, batch // (dp * b)  # the norms of a block have 2 h
+    ### BEGIN SOLUTION
     owned = (blocks * block + (2 if pp == 1 else 1) * table) / tp
     rank = pp - 1 if last else 0
     if pp == 1:
@@ -385,7 +357,6 @@ def rank_memory(
         flight = min(m, pp - rank)
     else:
         flight = min(m * v, (v - 1) * pp + 2 * (pp - rank - 1) + 1) / v
-    sharded = plan["sharded"] and dp > 1
     if sharded and pp > 1:
         copies = 6 * owned
     elif sharded:
@@ -412,30 +383,30 @@ def rank_memory(
 lab.check("memory")
 
 # %% [markdown] id="memory_after"
-# Your parts for six plans of the 70B model, on the rank that needs more. The diamonds are the peaks that the planner computes moment
-# by moment. Your sum is up to 21 % above them where the parts do not peak together (the plans with one stage).
+# Your parts for six plans, on the rank that needs more. The diamonds are the planner's peaks, computed moment by moment. Your sum is
+# up to 21 % above them where the parts do not peak together (the plans with one stage).
 
 # %% id="show_mine" tags=["demo"]
-fitting = alone | {"pp": 4, "tp": 4, "dp": 16, "sharded": True, "checkpointing": False}
-deep = alone | {"pp": 16, "tp": 4, "dp": 4}
-shown = tried | {"pp 16, tp 4": deep, "pp 4, tp 4, sharded": fitting}
+shown = tried | {"pp 16, tp 4": alone | {"pp": 16, "tp": 4, "dp": 4}}
+fitting = {"pp": 4, "tp": 4, "dp": 16, "sharded": True, "checkpointing": False}
+shown["pp 4, tp 4, sharded"] = alone | fitting
 mine = {}
 for name, plan in shown.items():
     ends = [rank_memory(config, plan, BATCH, SEQ, last) for last in (False, True)]
     mine[name] = max(ends, key=lambda parts: sum(parts.values()))
 peaks = {name: rated(request, plan).memory for name, plan in shown.items()}
-figures.memory(mine, peaks, request.limit)
+beside_planner(mine, peaks, GIB, 300, "GiB of the rank that needs more (an H100 has 77.6)")
 
 # %% [markdown] id="time_text"
 # ## 5 · The time of a step
 #
-# **Core · 18 min · ●●●**
+# **Core · 20 min · ●●●**
 #
 # Now the time, in five parts. `cluster` has what you need, and `link` of the first cell gives the bytes/s of a ring.
 #
 # | part | seconds |
 # |---|---|
-# | `compute` | the FLOPs of the $B/d$ sequences of a copy, on the rank with the most blocks, which reaches `flops`. A token takes $6\,(\ell\,(M + 2sq) + V h/p)/t$ FLOPs: $M = h(2q+2k) + 3hf$ are the matrices of a block, $2sq$ its attention, $Vh$ the head, whose time the stages share. With checkpointing the forward runs twice: 4/3 of it |
+# | `compute` | the FLOPs of the $B/d$ sequences of a copy, on the rank with the most blocks, which reaches `flops`. A token takes $6\,(\ell\,(M + 2sq) + V h/p)/t$ FLOPs: $M$ is `matrices`, of a block, $2sq$ its attention, $Vh$ the head, whose time the stages share. With checkpointing the forward runs twice: 4/3 of it |
 # | `tensor` | `tensor_elements` of all micro-batches and the $\ell$ blocks of a rank, 2 bytes each, over a ring of $t$ neighbours |
 # | `bubble` | the bubble of the *computing and tensor-parallel* time: $(p-1)/(m\,v)$ of it |
 # | `messages` | for each micro-batch and each of the $v$ chunks, an activation and its gradient; a rank of $t$ sends its part of 2-byte elements, to a rank that is $d\,t$ away (a ring of 2), at `MESSAGES` of the rate of a collective, because each message waits for both ranks. 0 for one stage |
@@ -450,19 +421,12 @@ figures.memory(mine, peaks, request.limit)
 # The time of a micro-batch is $(\text{compute} + \text{tensor})/m$, and `OVERLAP` of it can hide traffic. What is hidden cannot become negative.
 
 # %% nbgrader={"grade_id": "time", "solution": true}
-def step_time(
-    config: LlamaConfig, plan: dict, batch: int, seq: int, cluster: dict
-) -> dict[str, float]:
-    """Return the seconds of a step by part.
-
-    The parts are "compute", "tensor", "bubble", "messages" and "data".
-    """
-    ### BEGIN SOLUTION
+def step_time(config: LlamaConfig, plan: dict, batch: int, seq: int, cluster: dict) -> dict:
+    """Return the seconds of a step: "compute", "tensor", "bubble", "messages" and "data"."""
     pp, tp, dp, b, v = (plan[name] for name in ("pp", "tp", "dp", "micro_batch", "chunks"))
-    h, f = config.hidden, config.intermediate
-    q, k = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    matrices, table = h * (2 * q + 2 * k) + 3 * h * f, config.vocab_size * h
-    m, blocks = batch // (dp * b), most_blocks(config, plan, seq)
+    q, _, matrices, table = sizes_of(config)
+    h, m, blocks = config.hidden, batch // (dp * b), most_blocks(config, plan, seq)
+    ### BEGIN SOLUTION
     flops = 6 * (blocks * (matrices + 2 * seq * q) + table / pp) / tp * seq * batch / dp
     compute = flops / cluster["flops"] * (4 / 3 if plan["checkpointing"] else 1)
     sent = 2 * m * tensor_elements(b, seq, h, tp, blocks)
@@ -497,28 +461,23 @@ lab.check("time")
 
 # %% id="show_time" tags=["demo"]
 times = {name: step_time(config, plan, BATCH, SEQ, cluster) for name, plan in shown.items()}
-figures.times(times, {name: rated(request, plan).seconds for name, plan in shown.items()})
+seconds = {name: rated(request, plan).seconds for name, plan in shown.items()}
+beside_planner(times, seconds, 1, 1.3 * max(seconds.values()), "seconds of a step")
 
 # %% [markdown] id="choose_text"
 # ## 6 · The best compromise
 #
-# **Core · 18 min · ●●●**
+# **Core · 16 min · ●●●**
 #
 # Write `choose`: the plan with the shortest step whose ranks need at most `cap` bytes. The checks rate your plan with the
 # planner of the course, which your code cannot use when it is graded, and compare it with the planner's fastest plan of the
 # same seven knobs, on models and clusters that you have not seen: with few sequences, with slow or fast links between nodes, without
 # NVLink, and with little memory. Several plans are right: the points come in steps. In the mean over the five cases, 2 times the planner's
-# time earns the first points, 1.3 times more, 1.12 times all; a plan that is faster than the planner's best counts too. There
-# is always a plan that fits.
+# time earns the first points, 1.3 times more, 1.12 times all; a faster plan counts too. There is always a plan that fits.
 #
-# A plan is valid if
-#
-# - $p \cdot t \cdot d$ is the number of GPUs, and $d\,b$ divides the batch;
-# - $t$ divides `num_kv_heads`, and $p \cdot v \leq L$;
-# - interleaved 1F1B ($v > 1$) has a pipeline and $m \geq p$; a plan that is `sharded` has $d > 1$.
-#
-# Two hints for the search: powers of two are enough for $t$, $b$ and $v$, but stages may be any divisor of the number of GPUs; and your
-# memory is not exact, so leave a few percent free below the cap: one plan that does not fit loses the points of its check.
+# `is_valid` of the first cell says whether a plan exists. Powers of two are enough for $t$, $b$ and $v$, but stages may be any
+# divisor of the number of GPUs; and your memory is not exact, so leave a few percent free below the cap: one plan that does not
+# fit loses the points of its check.
 
 # %% nbgrader={"grade_id": "choose", "solution": true}
 def choose(config: LlamaConfig, cluster: dict, batch: int, seq: int, cap: float) -> dict:
@@ -537,23 +496,14 @@ def choose(config: LlamaConfig, cluster: dict, batch: int, seq: int, cap: float)
 
 def candidates(config: LlamaConfig, gpus: int, batch: int):
     """Yield the valid plans."""
-    for tp in (1, 2, 4, 8):
-        for pp in range(1, config.num_layers + 1):
-            if gpus % (pp * tp) or config.num_kv_heads % tp or batch % (gpus // (pp * tp)):
-                continue
-            dp = gpus // (pp * tp)
-            for micro_batch in (1, 2, 4, 8):
-                if batch % (dp * micro_batch):
-                    continue
-                for chunks in (1, 2, 4):
-                    if chunks > 1 and (pp == 1 or batch // (dp * micro_batch) < pp or pp * chunks > config.num_layers):
-                        continue
-                    for sharded in (False, True)[: 1 + (dp > 1)]:
-                        for checkpointing in (False, True):
-                            yield {
-                                "pp": pp, "tp": tp, "dp": dp, "micro_batch": micro_batch, "chunks": chunks,
-                                "sharded": sharded, "checkpointing": checkpointing,
-                            }  # fmt: skip
+    names = "pp", "tp", "micro_batch", "chunks", "sharded", "checkpointing"
+    stages = [pp for pp in range(1, config.num_layers + 1) if gpus % pp == 0]
+    powers, switch = (1, 2, 4, 8), (False, True)
+    for values in itertools.product(stages, powers, powers, (1, 2, 4), switch, switch):
+        plan = dict(zip(names, values))
+        plan["dp"] = gpus // (plan["pp"] * plan["tp"])
+        if is_valid(config, plan, gpus, batch):
+            yield plan
     ### END SOLUTION
 
 
@@ -563,45 +513,30 @@ lab.check("choose")
 # %% [markdown] id="choose_after"
 # ## 7 · The same with the planner
 #
-# `dlo_lib.planner` does the same with arrays: tens of thousands of candidates, and more knobs (context parallelism, ZeRO stages,
-# zero-bubble schedules). The table has your plan, its best plan of your knobs, and its best plan of all. A search at a lower
-# cap shows what memory buys. Its words: `dp_shard 16, ZeRO 3` is your `dp` 16, sharded; `64 x 1 sequences` are micro-batches × their size.
+# `dlo_lib.planner` does the same with arrays, and more knobs (context parallelism, ZeRO stages, zero-bubble schedules). The table has
+# your plan, its best plan of your knobs, and its best plan of all; the lower cap shows what memory buys. Its words: `dp_shard 16,
+# ZeRO 3` is your `dp` 16, sharded; `64 x 1 sequences` are micro-batches × their size.
 
 # %% id="standard" tags=["demo", "read"]
-import time
 from dataclasses import replace
 
 import numpy as np
 
-from dlo_lib.labkit import columns
-from dlo_lib.labkit.figures import ms
 from dlo_lib.planner import search
 from dlo_lib.planner.explain import in_words
 from dlo_lib.planner.rated import in_knobs, plans_of
 
-
-def timed(function, *args):
-    began = time.perf_counter()
-    return function(*args), ms(time.perf_counter() - began)
-
-
-def line(cap, who, words, seconds, mfu, memory, took):
-    needs = f"{memory / GIB:.0f} GiB" + (" (too much)" if memory > cap else "")
-    values = f"{seconds:.1f} s", f"{mfu:.1%}", needs
-    return f"{cap / GIB:.0f} GiB", who, words, *values, took
-
-
-rows = [("cap", "found by", "plan", "step", "MFU", "memory", "found in")]
+rows = [("cap", "found by", "plan", "step", "MFU", "memory")]
 for cap in (request.limit, 60 * GIB):
-    asked = replace(request, memory_bytes=cap)
-    plan, took = timed(choose, config, cluster, BATCH, SEQ, cap)
-    own, words = rated(asked, plan), in_words(plans_of(plan, BATCH), 0)
-    rows.append(line(cap, "you", words, own.seconds, own.mfu, own.memory, took))
-    found, took = timed(search, asked)
-    same = int(np.argmax(in_knobs(found.plans)))
-    for who, row in (("planner", same), ("planner, all knobs", 0)):
+    asked, plan = replace(request, memory_bytes=cap), choose(config, cluster, BATCH, SEQ, cap)
+    own, found = rated(asked, plan), search(asked)
+    lines = [("you", in_words(plans_of(plan, BATCH), 0), own.seconds, own.mfu, own.memory)]
+    for who, row in (("planner", int(np.argmax(in_knobs(found.plans)))), ("planner, all knobs", 0)):
         cost = found.cost.seconds[row], found.cost.mfu[row], found.memory[row]
-        rows.append(line(cap, who, in_words(found.plans, row), *cost, took))
+        lines.append((who, in_words(found.plans, row), *cost))
+    for who, words, step, mfu, memory in lines:
+        needs = f"{memory / GIB:.0f} GiB" + (" (too much)" if memory > cap else "")
+        rows.append((f"{cap / GIB:.0f} GiB", who, words, f"{step:.1f} s", f"{mfu:.1%}", needs))
 print(columns(rows))
 
 # %% [markdown] id="plan_text"
@@ -617,10 +552,11 @@ dlo_plan(model="llama-3.3-70b", gpus=256, batch=1024, site="jean-zay-h100", rows
 # %% [markdown] id="configs_text"
 # ## 8 · The plan in the words of Megatron-LM and torchtitan
 #
-# **Core · 8 min · ●●○**
+# **Optional · 10 min · ●●○**
 #
-# Write the plan as what two trainers read: the arguments of Megatron-LM (Megatron Core 0.13, `arguments.py`) and the options of
-# torchtitan (`job_config.py` of 2025). Both find $d$ by division; they count micro-batches in different ways.
+# Write the plan for two trainers: the arguments of Megatron-LM (Megatron Core 0.13, `arguments.py`) and the options of
+# torchtitan (`job_config.py` of 2025). Both find $d$ by division; they count micro-batches in different ways. An argument that
+# does not apply is absent.
 #
 # | Megatron-LM | |
 # |---|---|
@@ -642,19 +578,13 @@ dlo_plan(model="llama-3.3-70b", gpus=256, batch=1024, site="jean-zay-h100", rows
 # | `training.global_batch_size`, `training.seq_len` | $B$, $s$ |
 # | `activation_checkpoint.mode` | `"full"` or `"none"` |
 #
-# An argument that does not apply is absent.
-
 # %% nbgrader={"grade_id": "configs", "solution": true}
 def megatron_arguments(plan: dict, config: LlamaConfig, batch: int) -> dict[str, int | bool | str]:
     """Return the arguments of Megatron-LM by name."""
     ### BEGIN SOLUTION
     pp, tp, v = plan["pp"], plan["tp"], plan["chunks"]
-    found = {
-        "--tensor-model-parallel-size": tp,
-        "--pipeline-model-parallel-size": pp,
-        "--micro-batch-size": plan["micro_batch"],
-        "--global-batch-size": batch,
-    }
+    found = {"--tensor-model-parallel-size": tp, "--pipeline-model-parallel-size": pp}
+    found |= {"--micro-batch-size": plan["micro_batch"], "--global-batch-size": batch}
     if v > 1:
         found["--num-layers-per-virtual-pipeline-stage"] = config.num_layers // (pp * v)
     if tp > 1:
@@ -694,25 +624,22 @@ lab.check("configs")
 # %% id="show_configs" tags=["demo"]
 chosen = choose(config, cluster, BATCH, SEQ, request.limit)
 arguments = megatron_arguments(chosen, config, BATCH)
-words = (name if value is True else f"{name} {value}" for name, value in arguments.items())
-print("pretrain_gpt.py", *words, "and the sizes of the model")
-section = ""
-for name, value in sorted(torchtitan_options(chosen, BATCH, SEQ).items()):
-    if section != (section := name.partition(".")[0]):
-        print(f"[{section}]")
-    print(f"{name.partition('.')[2]} = {value!r}".replace("'", '"'))
+options = torchtitan_options(chosen, BATCH, SEQ)
+words = [name if value is True else f"{name} {value}" for name, value in arguments.items()]
+print("pretrain_gpt.py", *words, "and the sizes of the model\n")
+print("-m torchtitan.train", *(f"--{name} {value}" for name, value in options.items()))
 
 # %% [markdown] id="configs_lesson"
-# torchtitan refuses a plan of several copies that are *not* sharded together with tensor parallelism or a pipeline ("DDP has not
-# supported > 1D parallelism"): there, shard. Megatron-LM shards a pipeline's optimiser only, so its memory lies between
-# the two plans of this lab. A plan on paper and what a trainer offers are two things: read the options first.
+# torchtitan refuses copies that are *not* sharded together with tensor parallelism or a pipeline ("DDP has not supported > 1D
+# parallelism"): there, shard. Megatron-LM shards a pipeline's optimiser only, so its memory lies between the two plans of this lab.
 
 # %% [markdown] id="scale_text"
 # ## 9 · At scale, and here: two plans, predicted and measured
 #
 # `cluster.submit` sends a plan to SLURM, or runs it on this machine where there is none. The cell shows the request for the 70B
-# model, and runs two plans of a small model with two processes and the same 8 sequences a step: two copies, and a pipeline of
-# two stages with 4 micro-batches (some minutes on a busy machine; a second run shows the same jobs). **Predict** how many times longer a step of the pipeline takes if only your bubble counts.
+# model, and runs two plans of a small model with two processes and the same 8 sequences a step: two copies, and a pipeline of two
+# stages with 4 micro-batches (some minutes on a busy machine; a second run shows the same jobs). **Predict** how many times longer
+# a step of the pipeline takes if only your bubble counts.
 
 # %% id="predict_scale" tags=["prediction"]
 expected_scale = {"pipeline / copies": None}
@@ -742,15 +669,14 @@ print(f"by your bubble: {(1 + bubble(2, 1, 1, 8, 2)) / (1 + bubble(2, 1, 2, 8, 1
 print(compared(expected_scale, found, "{:.2f}".format))
 
 # %% [markdown] id="scale_lesson"
-# The bubble alone gives 1.25. What is measured (the fastest step of each) is 1.0 to 2 on a busy machine, because it also has what your
-# formula leaves out. Stages that are not equal and messages as long as the small products make it larger; the copies reduce all gradients,
-# and each updates the whole model, which makes it smaller. On GPUs, with large models, these become
-# small; that is why the planner is calibrated on published runs, and gives an interval with each time.
+# The bubble alone gives 1.25. What is measured (the fastest step of each) is 1.0 to 2 on a busy machine. Unequal stages and messages as
+# long as the small products make it larger; the copies reduce all gradients, and each updates the whole model, which makes it smaller.
+# On GPUs, with large models, these become small.
 
 # %% [markdown] id="quiz_text"
 # ## 10 · Quiz
 #
-# **Core · 5 min · ●○○**
+# **Core · 6 min · ●○○**
 
 # %% id="show_quiz" tags=["demo"]
 lab.quiz()
@@ -766,8 +692,7 @@ lab.check("quiz")
 # %% [markdown] id="further"
 # ## Go further
 #
-# - Does your plan change if `cluster["between"]` is 8 times larger? Why is `tp` 8 never better than `tp` 4 here?
-# - Double the batch, and halve it. When does a plan with one stage win?
+# - Does your plan change if `cluster["between"]` is 8 times larger? Why is `tp` 8 never better than 4 here?
 # - Add context parallelism as an eighth knob (lab 20): it divides the tokens of a rank, and sends keys and values around a ring.
 # - `dlo plan --gpus 256 --memory 60 --out plan` writes the files of a plan. Read `job.sh` and `why_others_lose`.
 #

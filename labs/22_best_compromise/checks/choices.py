@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import math
+from statistics import geometric_mean
 
 from dlo_lib.grading.checks.contract import check
-from dlo_lib.planner import rated
+from dlo_lib.planner.rated import COUNTS, SWITCHES, rated
 
 from .plans import said
 from .twins import KINDS, batch_of, drawn_case, drawn_config, drawn_plan, least_seconds, numbers, request_of
 
 GIB = 2**30
-NUMBERS = ("pp", "tp", "dp", "micro_batch", "chunks", "sharded", "checkpointing")
+NUMBERS = (*COUNTS, *SWITCHES)
 
 # -- choose
 
 
 def chosen(student, t, case: dict):
     """The student's plan for a case, as the planner rates it."""
-    cluster = numbers(*case["machine"])
-    plan = student.choose(case["config"], cluster, case["batch"], case["seq"], case["cap"])
-    t.that(
-        type(plan) is dict, "choose(...) should return a plan, a dict of seven numbers, not {plan}", plan=plan
-    )
+    request = request_of(case)
+    plan = student.choose(case["config"], numbers(request), case["batch"], case["seq"], case["cap"])
+    message = "choose(...) should return a plan, a dict of seven numbers, not {plan}"
+    t.that(type(plan) is dict, message, plan=plan)
     whole = all(type(plan.get(name)) in (int, bool) for name in NUMBERS)
-    t.that(
-        whole,
-        "{plan} should have whole numbers and True or False for: {names}",
-        plan=plan,
-        names=", ".join(NUMBERS),
-    )
-    return plan, rated(request_of(case), plan)
+    message = "{plan} should have whole numbers and True or False for: {names}"
+    t.that(whole, message, plan=plan, names=", ".join(NUMBERS))
+    return plan, rated(request, plan)
 
 
 @check("choose", points=2, seconds=20)
@@ -42,18 +37,9 @@ def check_valid(student, t):
         message = "on {gpus} GPUs with {batch} sequences the plan {plan} is not valid: {why}"
         values = {"gpus": case["machine"][-1], "batch": case["batch"], "plan": said(plan)}
         t.that(not found.refused, message, why=found.refused, **values)
-        message = (
-            "on {gpus} GPUs with {batch} sequences the plan {plan} needs {needs:.1f} GiB, the cap is "
-            "{cap:.1f} GiB"
-        )
-        t.that(
-            found.memory <= case["cap"], message, needs=found.memory / GIB, cap=case["cap"] / GIB, **values
-        )
-
-
-def mean_of(ratios: list[float]) -> float:
-    """The geometric mean."""
-    return math.exp(sum(math.log(ratio) for ratio in ratios) / len(ratios))
+        message = "on {gpus} GPUs the plan {plan} needs {needs:.1f} GiB, the cap is {cap:.1f} GiB"
+        values |= {"needs": found.memory / GIB, "cap": case["cap"] / GIB}
+        t.that(found.memory <= case["cap"], message, **values)
 
 
 def within(student, t, most: float) -> None:
@@ -71,7 +57,8 @@ def within(student, t, most: float) -> None:
         "{pcie:.2f}, little memory {little:.2f}"
     )
     values = dict(zip(("few", "slow", "fast", "pcie", "little"), ratios))
-    t.that(mean_of(ratios) <= most, message, mean=mean_of(ratios), most=most, **values)
+    mean = geometric_mean(ratios)
+    t.that(mean <= most, message, mean=mean, most=most, **values)
 
 
 @check("choose", points=2, seconds=20)
@@ -114,27 +101,17 @@ def compared(t, got: dict, want: dict, what: str) -> None:
         t.that(got[name] == right, message, what=what, name=name, got=got[name], want=right)
 
 
-def read_megatron(t, got: object, gpus: int, layers: int) -> dict:
-    """The plan that Megatron-LM makes of its arguments."""
-    what = "megatron_arguments(...)"
-
-    def number(name: str) -> int:
-        value = given(t, got, name, what)
-        t.that(value > 0, "{name} is {value}", name=name, value=value)
-        return value
-
-    tp, pp = number("--tensor-model-parallel-size"), number("--pipeline-model-parallel-size")
-    virtual = "--num-layers-per-virtual-pipeline-stage"
-    dp = gpus // (tp * pp)
-    return {
-        "pp": pp,
-        "tp": tp,
-        "dp": dp,
-        "micro_batch": number("--micro-batch-size"),
-        "batch": number("--global-batch-size"),
-        "chunks": layers // pp // number(virtual) if virtual in got else 1,
-        "checkpointing": got.get("--recompute-granularity") == "full",
-    }
+def read_megatron(t, got: object, plan: dict, layers: int) -> dict:
+    """The plan that Megatron-LM makes of its arguments, on as many GPUs."""
+    names = {"pp": "--pipeline-model-parallel-size", "tp": "--tensor-model-parallel-size"}
+    names |= {"micro_batch": "--micro-batch-size", "batch": "--global-batch-size"}
+    what, virtual = "megatron_arguments(...)", "--num-layers-per-virtual-pipeline-stage"
+    read = {key: given(t, got, name, what) for key, name in names.items()}
+    blocks = given(t, got, virtual, what) if virtual in got else layers // plan["pp"]
+    t.that(min(*read.values(), blocks) > 0, "a number of {got} is not above 0", got=got)
+    read["dp"] = plan["pp"] * plan["tp"] * plan["dp"] // (read["pp"] * read["tp"])
+    read["chunks"] = layers // read["pp"] // blocks
+    return read | {"checkpointing": got.get("--recompute-granularity") == "full"}
 
 
 @check("configs", points=1)
@@ -143,14 +120,8 @@ def check_megatron(student, t):
     for chunks in (1, 2):
         plan, config, batch = drawn_layout(t, chunks=chunks)
         got = student.megatron_arguments(plan, config, batch)
-        read = read_megatron(t, got, plan["pp"] * plan["tp"] * plan["dp"], config.num_layers)
-        want = {name: plan[name] for name in ("pp", "tp", "dp", "micro_batch", "chunks")}
-        compared(
-            t,
-            read,
-            want | {"batch": batch, "checkpointing": plan["checkpointing"]},
-            "megatron_arguments(...)",
-        )
+        read = read_megatron(t, got, plan, config.num_layers)
+        compared(t, read, {name: (plan | {"batch": batch})[name] for name in read}, "megatron_arguments(...)")
 
 
 @check("configs", points=1)
@@ -165,11 +136,8 @@ def check_switches(student, t):
                 "--sequence-parallel": tp > 1,
                 "--use-torch-fsdp2": switch and pp == 1,
                 "--use-distributed-optimizer": switch and pp > 1,
-                "--recompute-granularity": switch,
-                "--recompute-method": switch,
-                "--recompute-num-layers": switch,
                 "--num-layers-per-virtual-pipeline-stage": False,
-            }
+            } | {f"--recompute-{name}": switch for name in ("granularity", "method", "num-layers")}
             for name, applies in wanted.items():
                 message = "for {plan}, {name} should be " + ("there" if applies else "absent")
                 t.that((name in got) == applies, message, plan=said(plan), name=name)
@@ -183,40 +151,34 @@ def check_torchtitan(student, t):
         plan, _, batch = drawn_layout(t, sharded=sharded, chunks=chunks)
         seq = 64 * t.integer(2, 9)
         got = student.torchtitan_options(plan, batch, seq)
-        kinds = {"shard": "data_parallel_shard", "replicate": "data_parallel_replicate"}
-        kinds |= {"tp": "tensor_parallel", "pp": "pipeline_parallel"}
-        read = {name: given(t, got, f"parallelism.{kind}_degree", what) for name, kind in kinds.items()}
-        read["sequence"] = given(t, got, "training.seq_len", what)
-        read["schedule"] = given(t, got, "parallelism.pipeline_parallel_schedule", what, (str,))
-        read["mode"] = given(t, got, "activation_checkpoint.mode", what, (str,))
+        forms = {"shard": "data_parallel_shard", "replicate": "data_parallel_replicate"}
+        forms |= {"tp": "tensor_parallel", "pp": "pipeline_parallel"}
+        names = {key: f"parallelism.{form}_degree" for key, form in forms.items()}
+        names |= {"sequence": "training.seq_len", "schedule": "parallelism.pipeline_parallel_schedule"}
+        names["mode"] = "activation_checkpoint.mode"
         want = {"shard": plan["dp"] if sharded else 1, "replicate": 1 if sharded else plan["dp"]}
         want |= {"tp": plan["tp"], "pp": plan["pp"], "sequence": seq}
         want["schedule"] = "Interleaved1F1B" if chunks > 1 else "1F1B"
         want["mode"] = "full" if plan["checkpointing"] else "none"
+        read = {key: given(t, got, name, what, (type(want[key]),)) for key, name in names.items()}
         compared(t, read, want, what)
 
 
 @check("configs", points=1)
 def check_local_batch(student, t):
     "torchtitan counts micro-batches by its local batch"
-    what = "torchtitan_options(...)"
+    what, size = "torchtitan_options(...)", "parallelism.pipeline_parallel_microbatch_size"
     for pp in (t.choice([2, 4]), 1):
         plan, _, batch = drawn_layout(t, pp=pp)
         got = student.torchtitan_options(plan, batch, 64 * t.integer(2, 9))
         local, whole = (given(t, got, f"training.{name}_batch_size", what) for name in ("local", "global"))
-        size = "parallelism.pipeline_parallel_microbatch_size"
         micro = given(t, got, size, what) if pp > 1 else local
         t.that((size in got) == (pp > 1), "{size} is there only with a pipeline", size=size)
         message = (
-            "torchtitan accumulates {times} times for a global batch of {whole}: with {pp} stages it needs "
-            "local_batch_size {right}"
+            "with {pp} stages torchtitan needs local_batch_size {right}, not {local}, of {whole} sequences"
         )
         right = batch // plan["dp"] if pp > 1 else plan["micro_batch"]
-        values = {"times": whole / max(local * plan["dp"], 1), "whole": whole, "pp": pp, "right": right}
-        t.that(local == right and whole == batch, message, **values)
-        t.that(
-            micro == plan["micro_batch"],
-            "a micro-batch has {micro} sequences, not {right}",
-            micro=micro,
-            right=plan["micro_batch"],
-        )
+        good = local == right and whole == batch
+        t.that(good, message, pp=pp, right=right, local=local, whole=whole)
+        right, message = plan["micro_batch"], "a micro-batch has {micro} sequences, not {right}"
+        t.that(micro == right, message, micro=micro, right=right)

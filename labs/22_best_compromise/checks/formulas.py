@@ -1,11 +1,11 @@
-"""The visible checks of bubbles, traffic, cuts and configurations."""
+"""The visible checks of bubbles, traffic and cuts."""
 
 from __future__ import annotations
 
 from dlo_lib.grading.checks.contract import check
-from dlo_lib.labkit.compare import entry, near, wrong_if
+from dlo_lib.labkit.compare import entry, is_near, near
 
-from .twins import drawn_config, drawn_plan, makespan, ring
+from .twins import drawn_plan, makespan, ring
 
 # -- bubble
 
@@ -15,21 +15,15 @@ def same_bubble(student, t, tp: int, dp: int, micro_batch: int, mistakes: dict, 
     pp, m = t.integer(2, 6), t.integer(7, 16)
     args = pp * tp * dp, tp, dp, m * dp * micro_batch, micro_batch
     got = t.number(student.bubble(*args), "bubble(...)")
-    want = makespan(pp, m) / m - 1
-    wrong = {message: formula(pp, tp, dp, micro_batch, m) for message, formula in mistakes.items()}
-    wrong_if(t, got, want, wrong)
-    message = (
-        "bubble{args} is {got:.4f}; simulated, a rank waits for {want:.4f} of the time in which it computes. "
-    )
-    t.that(near(got, want, 1e-6), message + why, args=args, got=got, want=want)
+    wrong = {told: formula(pp, tp, dp, micro_batch, m) for told, formula in mistakes.items()}
+    message = "bubble{args} is {got:.4f}; simulated, a rank waits for {want:.4f} of its computing time. "
+    is_near(t, got, makespan(pp, m) / m - 1, message + why, wrong, args=args)
 
 
 @check("bubble", points=1)
 def check_alone(student, t):
     "A pipeline alone"
-    told = (
-        "this is the bubble as a part of the whole step, (p - 1) / (m + p - 1): divide by the computing time"
-    )
+    told = "this is a part of the whole step, (p - 1) / (m + p - 1): divide by the computing time"
     mistakes = {told: lambda p, tp, d, b, m: (p - 1) / (m + p - 1)}
     same_bubble(student, t, 1, 1, 1, mistakes, "It is (p - 1) / m.")
 
@@ -45,68 +39,59 @@ def check_with_tensor(student, t):
 @check("bubble", points=2)
 def check_with_copies(student, t):
     "With copies and larger micro-batches"
+    printed = "this is the formula as it is printed, (n - d) d / B: put m = B / (b d) into (p - 1) / m"
+    shared = "each copy has its own part of the batch: m = B / (b d)"
     mistakes = {
-        "this is the formula as it is printed, (n - d) d / B: put m = B / (b d) into (p - 1) / m": (
-            lambda p, tp, d, b, m: (p * d - d) * d / (m * d * b)
-        ),
-        "each copy has its own part of the batch: m = B / (b d)": lambda p, tp, d, b, m: (p - 1) / (m * d),
+        printed: lambda p, tp, d, b, m: (p * d - d) * d / (m * d * b),
+        shared: lambda p, tp, d, b, m: (p - 1) / (m * d),
     }
     same_bubble(student, t, 1, t.integer(2, 5), t.integer(2, 4), mistakes, "p = n / (t d), m = B / (b d).")
 
 
-def times_of(t, sizes: list[int]) -> dict[int, float]:
-    """Seconds of a micro-batch: a fixed part, and one that grows with its size."""
-    fixed = t.uniform(0.2, 3.0)
-    return {size: fixed + size * t.uniform(0.9, 1.1) for size in sizes}
+def asked_size(student, t, sizes: list[int], each: tuple, tells) -> tuple:
+    """The student's micro-batch, the steps of the possible ones, p, and the sequences of a copy.
+
+    ``tells(seconds, p, count, steps)``: whether a case tells a mistake.
+    """
+
+    def drawn() -> tuple:
+        fixed, pp, count = t.uniform(0.2, 3.0), t.integer(2, 8), t.integer(*each)
+        seconds = {size: fixed + size * t.uniform(0.9, 1.1) for size in sizes}
+        steps = {b: makespan(pp, count // b) * seconds[b] for b in sizes if count % b == 0}
+        return seconds, pp, count, steps
+
+    (seconds, pp, count, steps), dp = t.draw_until(drawn, lambda case: tells(*case)), t.integer(2, 3)
+    got = t.number(student.best_micro_batch(seconds, pp, dp, dp * count), "best_micro_batch(...)")
+    return got, steps, pp, count
 
 
 @check("bubble", points=1)
 def check_best_size(student, t):
     "The best micro-batch is between the smallest and the largest"
-    sizes = [1, 2, 4, 8, 16]
 
-    def drawn():
-        return times_of(t, sizes), t.integer(4, 8), t.integer(1, 3), 32
+    def between(seconds, pp, each, steps) -> bool:
+        return min(steps, key=steps.get) not in (1, 16)
 
-    def steps(seconds, pp, dp, each):
-        return {size: makespan(pp, each // size) * seconds[size] for size in sizes}
-
+    message = "with p = {pp} and B / d = {each}, {want} is the fastest, not {got}: m + p - 1 times its time"
     for _ in range(3):
-        case = t.draw_until(drawn, lambda case: min(steps(*case), key=steps(*case).get) in sizes[1:-1])
-        seconds, pp, dp, each = case
-        got = t.number(student.best_micro_batch(seconds, pp, dp, dp * each), "best_micro_batch(...)")
-        step = steps(*case)
-        want = min(step, key=step.get)
-        message = (
-            "best_micro_batch(...) is {got}. With {pp} stages and {each} sequences a copy, a step takes "
-            "{least:.2f} s with {want} sequences: m + p - 1 times the time of a micro-batch, m = B / (b d)"
-        )
-        t.that(bool(got == want), message, got=got, want=want, pp=pp, each=each, least=step[want])
+        got, steps, pp, each = asked_size(student, t, [1, 2, 4, 8, 16], (32, 32), between)
+        want = min(steps, key=steps.get)
+        t.that(bool(got == want), message, got=got, want=want, pp=pp, each=each)
 
 
 @check("bubble", points=1)
 def check_divides(student, t):
     "A micro-batch must divide the sequences of a copy"
 
-    def drawn():
-        return times_of(t, [1, 2, 3, 4, 7]), t.integer(2, 4), t.integer(2, 3), t.integer(9, 45)
+    def tempting(seconds, pp, each, steps) -> bool:
+        best = min(seconds, key=lambda size: (each / size + pp - 1) * seconds[size])
+        return best not in steps and min(steps, key=steps.get) != max(steps)
 
-    def steps(seconds, pp, dp, each):
-        return {size: makespan(pp, each // size) * seconds[size] for size in seconds if each % size == 0}
-
-    def tells(case) -> bool:
-        seconds, pp, _, each = case
-        tempting = min(seconds, key=lambda size: (each / size + pp - 1) * seconds[size])
-        possible = steps(*case)
-        return tempting not in possible and min(possible, key=possible.get) != max(possible)
-
+    message = "best_micro_batch(...) is {got}, which does not divide the {each} sequences of a copy"
     for _ in range(2):
-        seconds, pp, dp, each = case = t.draw_until(drawn, tells)
-        got = t.number(student.best_micro_batch(seconds, pp, dp, dp * each), "best_micro_batch(...)")
-        possible = steps(*case)
-        message = "best_micro_batch(...) is {got}, which does not divide the {each} sequences of a copy"
-        t.that(got in possible, message, got=got, each=each)
-        good = possible[got] <= min(possible.values()) * (1 + 1e-9)
+        got, steps, _, each = asked_size(student, t, [1, 2, 3, 4, 7], (9, 45), tempting)
+        t.that(got in steps, message, got=got, each=each)
+        good = steps[got] <= min(steps.values()) * (1 + 1e-9)
         t.that(good, "of the possible sizes, {got} is not the fastest", got=got)
 
 
@@ -116,155 +101,119 @@ def check_divides(student, t):
 @check("traffic", points=2)
 def check_tensor(student, t):
     "Four all-reduces in a block, by a ring"
+    message = "tensor_elements{args} is {got:,.0f}, a ring sends {want:,.0f}: 8 b s h (t - 1) / t for a block"
     for _ in range(2):
-        b, s, h, tp, blocks = (
-            t.integer(1, 4),
-            16 * t.integer(3, 9),
-            8 * t.integer(3, 9),
-            t.integer(2, 7),
-            t.integer(1, 5),
-        )
-        got = t.number(student.tensor_elements(b, s, h, tp, blocks), "tensor_elements(...)")
+        b, s, h, tp = t.integer(1, 4), 16 * t.integer(3, 9), 8 * t.integer(3, 9), t.integer(2, 7)
+        args = *_, blocks = b, s, h, tp, t.integer(1, 5)
+        got = t.number(student.tensor_elements(*args), "tensor_elements(...)")
         want = sum(ring(b * s * h, tp, passes=2) for _ in range(4 * blocks))
         mistakes = {
             "only the forward is counted: backward has two all-reduces in each block too": want / 2,
-            "an all-reduce sends 2 (t - 1) / t of its tensor, not (t - 1) / t": want / 2 * (1 + 1e-12),
             "the factor (t - 1) / t is missing": 8 * b * s * h * blocks,
         }
-        wrong_if(t, got, want, mistakes)
-        message = (
-            "tensor_elements{args} is {got:,.0f}, a ring sends {want:,.0f}: 8 b s h (t - 1) / t for a block"
-        )
-        t.that(near(got, want, 1e-9), message, args=(b, s, h, tp, blocks), got=got, want=want)
+        is_near(t, got, want, message, mistakes, args=args)
 
 
 @check("traffic", points=1)
 def check_cut(student, t):
     "An activation for each cut"
-    b, s, h = t.integer(2, 5), 16 * t.integer(3, 9), 8 * t.integer(3, 9)
-    got = t.number(student.pipeline_elements(b, s, h), "pipeline_elements(...)")
-    want = sum(h for _ in range(b) for _ in range(s))
+    b, s, h = args = t.integer(2, 5), 16 * t.integer(3, 9), 8 * t.integer(3, 9)
+    got = t.number(student.pipeline_elements(*args), "pipeline_elements(...)")
     message = "pipeline_elements{args} is {got:,.0f}: one activation of b s h elements in one direction"
-    t.that(near(got, want, 1e-9), message, args=(b, s, h), got=got)
+    is_near(t, got, sum(h for _ in range(b) for _ in range(s)), message, args=args)
 
 
 @check("traffic", points=1)
 def check_gradients(student, t):
     "One all-reduce of the gradients"
+    message = "data_elements{args} is {got:,.1f}, a ring over {dp} copies sends {want:,.1f}"
     for _ in range(2):
-        parameters, dp = t.integer(1000, 9000), t.integer(3, 9)
-        got = t.number(student.data_elements(parameters, dp), "data_elements(...)")
-        message = "data_elements{args} is {got:,.1f}, a ring over {dp} copies sends {want:,.1f}"
-        want = ring(parameters, dp, passes=2)
-        t.that(near(got, want, 1e-9), message, args=(parameters, dp), got=got, want=want, dp=dp)
+        parameters, dp = args = t.integer(1000, 9000), t.integer(3, 9)
+        got = t.number(student.data_elements(*args), "data_elements(...)")
+        is_near(t, got, ring(parameters, dp, passes=2), message, args=args, dp=dp)
 
 
-def step_case(t, **fixed):
-    plan = drawn_plan(t, sharded=False, micro_batch=t.integer(2, 3), **fixed)
-    m = t.integer(3, 9)
-    layers = plan["pp"] * t.integer(2, 5)
-    return (
-        plan,
-        8 * t.integer(3, 9),
-        layers,
-        plan["pp"] * plan["tp"] * t.integer(100, 900),
-        m,
-        16 * t.integer(2, 6),
-    )
+def sent_in_a_step(student, t, **fixed) -> tuple[dict, dict]:
+    """What the student's inner rank sends in a step by form, and what is counted."""
+    plan, m = drawn_plan(t, sharded=False, micro_batch=t.integer(2, 3), **fixed), t.integer(3, 9)
+    pp, tp, dp, b = (plan[name] for name in ("pp", "tp", "dp", "micro_batch"))
+    h, seq, layers = 8 * t.integer(3, 9), 16 * t.integer(2, 6), pp * t.integer(2, 5)
+    parameters = pp * tp * t.integer(100, 900)
+    got = student.step_elements(plan, h, layers, parameters, m * dp * b, seq)
+    blocks = [place for place in range(layers) if place * pp // layers == 0]
+    ways = ("forward", "backward") if pp > 1 else ()
+    want = {
+        "tensor": sum(ring(b * seq * h, tp, 2) for _ in range(m) for _ in blocks for _ in range(4)),
+        "pipeline": sum(b * seq * h for _ in range(m) for _ in ways),
+        "data": ring(parameters / pp / tp, dp, 2),
+    }
+    return {name: entry(t, got, name, "step_elements(...)") for name in want}, want
 
 
 @check("traffic", points=2)
 def check_step(student, t):
     "How often each form communicates in a step"
-    plan, h, layers, parameters, m, seq = step_case(t)
-    pp, tp, dp, b = (plan[name] for name in ("pp", "tp", "dp", "micro_batch"))
-    got = student.step_elements(plan, h, layers, parameters, m * dp * b, seq)
-    blocks = [place for place in range(layers) if place * pp // layers == 1]
-    want = {
-        "tensor": sum(ring(b * seq * h, tp, 2) for _ in range(m) for _ in blocks for _ in range(4)),
-        "pipeline": sum(b * seq * h for _ in range(m) for _ in ("forward", "backward")),
-        "data": ring(parameters / pp / tp, dp, 2),
-    }
+    got, want = sent_in_a_step(student, t)
     why = {
         "tensor": "for each of the m micro-batches, in the L / p blocks of a rank",
         "pipeline": "for each of the m micro-batches, the activation and its gradient",
         "data": "once a step, for 1 / (p t) of the parameters",
     }
-    for name, right in want.items():
-        value = entry(t, got, name, "step_elements(...)")
-        message = 'step_elements(...)["{name}"] is {value:,.0f}, counted {right:,.0f}: {why}'
-        t.that(near(value, right, 1e-9), message, name=name, value=value, right=right, why=why[name])
+    for name, reason in why.items():
+        message = 'step_elements(...)["{name}"] is {got:,.0f}, counted {want:,.0f}: {why}'
+        is_near(t, got[name], want[name], message, name=name, why=reason)
 
 
 @check("traffic", points=1)
 def check_one_stage(student, t):
     "Without a cut, nothing is sent over one"
-    plan, h, layers, parameters, m, seq = step_case(t, pp=1)
-    batch = m * plan["dp"] * plan["micro_batch"]
-    got = student.step_elements(plan, h, layers, parameters, batch, seq)
-    want = ring(parameters / plan["tp"], plan["dp"], 2)
-    data = entry(t, got, "data", "step_elements(...)")
-    t.that(
-        near(data, want, 1e-9), 'not tested yet: "data" is {data:,.0f}, not {want:,.0f}', data=data, want=want
-    )
-    t.that(bool(entry(t, got, "pipeline", "step_elements(...)") == 0), "a plan with one stage has no cut")
+    got, want = sent_in_a_step(student, t, pp=1)
+    is_near(t, got["data"], want["data"], 'not tested yet: "data" is {got:,.0f}, not {want:,.0f}')
+    t.that(got["pipeline"] == want["pipeline"], "a plan with one stage has no cut")
 
 
 # -- crossing
 
 
+def crossed(student, t, scatter_gather: bool) -> tuple[int, int, float, float]:
+    """The ranks, the elements, and what the student's rank sends between nodes and inside."""
+    tp = t.integer(3, 8)
+    elements = tp * t.integer(10, 90)
+    got = student.crossing(elements, tp, scatter_gather)
+    return tp, elements, *(entry(t, got, name, "crossing(...)") for name in ("between", "inside"))
+
+
 @check("crossing", points=1)
 def check_whole(student, t):
     "Without scatter/gather each rank sends the whole activation"
-    tp = t.integer(2, 8)
-    elements = tp * t.integer(10, 90)
-    got = student.crossing(elements, tp, False)
-    sent, gathered = (entry(t, got, name, "crossing(...)") for name in ("between", "inside"))
-    message = (
-        'a rank sends {sent} elements between the stages, the whole has {elements}; "inside" '
-        "is {gathered}, not 0"
-    )
+    _, elements, sent, gathered = crossed(student, t, False)
+    message = 'a rank sends {got} elements to the next stage, not {want}; "inside" is {gathered}, not 0'
     good = near(sent, ring(2 * elements, 2, 1)) and gathered == 0
-    t.that(bool(good), message, sent=sent, elements=elements, gathered=gathered)
+    t.that(bool(good), message, got=sent, want=elements, gathered=gathered)
 
 
 @check("crossing", points=1)
 def check_parts(student, t):
     "With scatter/gather each rank sends a part, and all gather"
-    tp = t.integer(3, 8)
-    elements = tp * t.integer(10, 90)
-    got = student.crossing(elements, tp, True)
-    want = {"between": elements - ring(elements, tp, 1), "inside": ring(elements, tp, 1)}
-    for name, right in want.items():
-        value = entry(t, got, name, "crossing(...)")
-        message = (
-            'crossing({elements}, {tp}, True)["{name}"] is {value}, counted {right:.0f}: 1/t '
-            "crosses, a ring gathers"
-        )
-        t.that(
-            near(value, right, 1e-9), message, elements=elements, tp=tp, name=name, value=value, right=right
-        )
+    tp, elements, *sent = crossed(student, t, True)
+    message = (
+        'crossing({elements}, {tp}, True)["{name}"] is {got}, not {want:.0f}: 1/t crosses, a ring gathers'
+    )
+    inside = ring(elements, tp, 1)
+    for name, got, want in zip(("between", "inside"), sent, (elements - inside, inside)):
+        is_near(t, got, want, message, elements=elements, tp=tp, name=name)
 
 
 @check("crossing", points=1)
 def check_where(student, t):
     "Where it applies"
-    cases = [
-        (pp, tp, sequence)
-        for pp in (1, t.integer(2, 9))
-        for tp in (1, t.integer(2, 8))
-        for sequence in (False, True)
-    ]
-    for pp, tp, sequence in t.shuffled(cases):
+    degrees = [(pp, tp) for pp in (1, t.integer(2, 9)) for tp in (1, t.integer(2, 8))]
+    for pp, tp, sequence in t.shuffled([(*each, sequence) for each in degrees for sequence in (False, True)]):
         got = student.needs_scatter_gather(pp, tp, sequence)
         t.that(type(got) is bool, "needs_scatter_gather(...) should be True or False, not {got}", got=got)
         # ranks that hold the same whole activation, with a cut to send it over
         copies = tp if pp > 1 and not sequence else 1
-        why = (
-            "each rank of the stage would send the same activation"
-            if copies > 1
-            else "a rank has its part only"
-        )
+        why = "each rank would send the same activation" if copies > 1 else "a rank has its part only"
         why = "there is no cut" if pp == 1 else why
         message = "needs_scatter_gather(pp={pp}, tp={tp}, sequence_parallel={sequence}) is {got}: " + why
         t.that(got == (copies > 1), message, pp=pp, tp=tp, sequence=sequence, got=got)

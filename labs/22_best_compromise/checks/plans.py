@@ -5,28 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dlo_lib.grading.checks.contract import check
-from dlo_lib.labkit.compare import entry, near, wrong_if
+from dlo_lib.labkit.compare import entry, is_near, near
+from dlo_lib.models.counts import forward_flops_per_token
 from dlo_lib.profiling import Part
 
-from .twins import (
-    batch_of,
-    drawn_cluster,
-    drawn_config,
-    drawn_plan,
-    forward_flops,
-    in_flight,
-    kept_by_a_block,
-    makespan,
-    parameters_of,
-    planned,
-    ring,
-)
+from .twins import drawn_plan, drawn_rank, drawn_step, in_flight, kept_by, makespan, owned_by, planned, ring
 
 # -- memory
 
 
-def part_of(student, t, name: str, config, plan, batch: int, seq: int, last: bool = False) -> float:
-    return entry(t, student.rank_memory(config, plan, batch, seq, last), name, "rank_memory(...)")
+def part_of(student, t, name: str, case: tuple, last: bool = False) -> float:
+    return entry(t, student.rank_memory(*case, last), name, "rank_memory(...)")
+
+
+def same_memory(student, t, name, want, why, case, rtol=0.005, last=False, **values) -> None:
+    """The student's part ``name`` of the first or last rank is ``want``, which is counted or planned."""
+    got, which = part_of(student, t, name, case, last), "last" if last else "first"
+    message = '"{name}" of the {which} rank is {got:,.0f}, the twin has {want:,.0f} ({plan}): ' + why
+    is_near(t, got, want, message, rtol=rtol, name=name, which=which, plan=said(case[1]), **values)
 
 
 def said(plan: dict) -> str:
@@ -35,58 +31,34 @@ def said(plan: dict) -> str:
     return ", ".join(names).replace("sharded 1", "sharded").replace("checkpointing 1", "checkpointing")
 
 
-def state_of(config, plan: dict) -> float:
-    """Bytes of the state of the first or the last rank, from counted parameters."""
-    counted = parameters_of(config)
-    tables = 2 if plan["pp"] == 1 else 1
-    whole = config.num_layers // plan["pp"] * counted["block"] + tables * counted["table"]
-    return 16 * whole / plan["tp"]
-
-
 @check("memory", points=1)
 def check_state(student, t):
     "The state of a stage, 16 bytes for each parameter"
     for last in (False, True):
-        config, plan = drawn_config(t), drawn_plan(t, sharded=False)
-        got = part_of(student, t, "state", config, plan, batch_of(t, plan), 64 * t.integer(1, 4), last)
-        want = state_of(config, plan)
-        message = (
-            '"state" is {got:,.0f}, counted {want:,.0f} ({plan}): blocks and one table of the '
-            "stage, 1/t of them"
-        )
-        t.that(near(got, want, 0.005), message, got=got, want=want, plan=said(plan))
+        case = drawn_rank(t, drawn_plan(t, sharded=False))
+        why = "blocks and one table of the stage, 1/t of them"
+        same_memory(student, t, "state", 16 * owned_by(*case[:2]), why, case, last=last)
 
 
 @check("memory", points=1)
 def check_state_of_one(student, t):
     "One stage has both tables"
-    config, plan = drawn_config(t), drawn_plan(t, pp=1, sharded=False)
-    got, want = (
-        part_of(student, t, "state", config, plan, batch_of(t, plan), 64 * t.integer(1, 4)),
-        state_of(config, plan),
-    )
-    message = (
-        '"state" is {got:,.0f}, counted {want:,.0f} ({plan}): with one stage a rank has embedding and head'
-    )
-    t.that(near(got, want, 0.005), message, got=got, want=want, plan=said(plan))
+    case = drawn_rank(t, drawn_plan(t, pp=1, sharded=False))
+    why = "with one stage a rank has embedding and head"
+    same_memory(student, t, "state", 16 * owned_by(*case[:2]), why, case)
 
 
 @check("memory", points=1)
 def check_sharded(student, t):
     "A sharded plan divides the state over the copies"
-    config, plan = drawn_config(t), drawn_plan(t, sharded=True)
-    got = part_of(student, t, "state", config, plan, batch_of(t, plan), 64 * t.integer(1, 4))
-    want = state_of(config, plan) / plan["dp"]
-    message = '"state" is {got:,.0f}, counted {want:,.0f} ({plan}): each of the d copies keeps 1/d'
-    t.that(near(got, want, 0.005), message, got=got, want=want, plan=said(plan))
+    case = config, plan, *_ = drawn_rank(t, drawn_plan(t, sharded=True))
+    want = 16 * owned_by(config, plan) / plan["dp"]
+    same_memory(student, t, "state", want, "each of the d copies keeps 1/d", case)
 
 
 def same_copies(student, t, plan: dict, part: Part, why: str, **sizes) -> None:
-    config, batch, seq = drawn_config(t, **sizes), batch_of(t, plan), 64 * t.integer(1, 4)
-    got = part_of(student, t, "copies", config, plan, batch, seq)
-    want = planned(config, plan, batch, seq, False)[part.value]
-    message = '"copies" is {got:,.0f}, the planner has {want:,.0f} ({plan}): ' + why
-    t.that(near(got, want, 0.06), message, got=got, want=want, plan=said(plan))
+    case = drawn_rank(t, plan, **sizes)
+    same_memory(student, t, "copies", planned(*case, False)[part.value], why, case, rtol=0.06)
 
 
 @check("memory", points=1)
@@ -117,19 +89,13 @@ def check_gathered(student, t):
 
 def same_waiting(student, t, plan: dict, why: str, last: bool = False, m: int = 0) -> None:
     """``m``: the micro-batches of a pipeline; 0 for more than stages."""
-    layers = plan["pp"] * plan["chunks"] * t.integer(2, 3)
-    config, seq = drawn_config(t, num_layers=layers), 64 * t.integer(1, 6)
-    batch = plan["dp"] * plan["micro_batch"] * m or batch_of(t, plan)
+    config, _, batch, seq = drawn_rank(t, plan, num_layers=plan["pp"] * plan["chunks"] * t.integer(2, 3))
+    batch = plan["dp"] * plan["micro_batch"] * m or batch
     m, rank = batch // plan["dp"] // plan["micro_batch"], plan["pp"] - 1 if last else 0
     flight = in_flight(plan["pp"], m, plan["chunks"], rank) if plan["pp"] > 1 else 1
-    want = kept_by_a_block(config, plan, batch, seq) * config.num_layers // plan["pp"] * flight
-    got = part_of(student, t, "waiting", config, plan, batch, seq, last)
-    message = (
-        '"waiting" is {got:,.0f}, the planner and the table of the schedule have '
-        "{want:,.0f} ({plan}, {m} micro-"
-        "batches): " + why
-    )
-    t.that(near(got, want, 0.03), message, got=got, want=want, plan=said(plan), m=m)
+    case = config, plan, batch, seq
+    want = kept_by(*case) * config.num_layers // plan["pp"] * flight
+    same_memory(student, t, "waiting", want, why + " (m = {m})", case, rtol=0.03, last=last, m=m)
 
 
 @check("memory", points=1)
@@ -170,34 +136,24 @@ def check_chunks(student, t):
 def check_uneven(student, t):
     "The rank with the most blocks decides"
     for chunks in (1, 2):
-        plan = drawn_plan(t, checkpointing=True, sharded=True, pp=4, chunks=chunks)
-        full, config = 8 * chunks, drawn_config(t)
-        batch, seq, layers = batch_of(t, plan), 64 * t.integer(1, 4), full - t.integer(1, 4 * chunks - 1)
-        parts = [
-            part_of(student, t, "waiting", replace(config, num_layers=each), plan, batch, seq)
-            for each in (layers, full, 4 * chunks)
-        ]
-        grows = parts[1] > 0 and near(2 * parts[2], parts[1], 1e-6)
+        full, plan = 8 * chunks, drawn_plan(t, checkpointing=True, sharded=True, pp=4, chunks=chunks)
+        config, *rest = drawn_rank(t, plan, num_layers=full)
+        small = replace(config, num_layers=full // 2)
+        half, want = (part_of(student, t, "waiting", (each, *rest)) for each in (small, config))
+        grows = want > 0 and near(2 * half, want)
         t.that(grows, "not tested yet: twice the blocks keep twice as much, see the checks above")
-        message = (
-            "{layers} blocks on 4 ranks with {chunks} chunk(s) each: the fullest rank has "
-            "most_blocks(...), as "
-            'with {full} blocks; "waiting" is {got:,.0f} and {want:,.0f}'
-        )
-        values = {"layers": layers, "full": full, "chunks": chunks, "got": parts[0], "want": parts[1]}
-        t.that(near(parts[0], parts[1], 1e-6), message, **values)
+        layers = full - t.integer(1, 4 * chunks - 1)
+        case = replace(config, num_layers=layers), *rest
+        why = "{layers} blocks on 4 ranks take as much as {full}: the fullest rank has most_blocks(...)"
+        same_memory(student, t, "waiting", want, why, case, rtol=1e-6, layers=layers, full=full)
 
 
 def same_working(student, t, vocab: int, last: bool, why: str, **fixed) -> None:
-    config, plan = drawn_config(t, vocab_size=vocab), drawn_plan(t, sharded=False, **fixed)
-    batch, seq = batch_of(t, plan), 64 * t.integer(2, 6)
-    logits = planned(config, plan, batch, seq, last)[Part.LOGITS_AND_LOSS.value]
-    stored = plan["checkpointing"]
-    again = kept_by_a_block(config, plan | {"checkpointing": False}, batch, seq) if stored else 0
-    got, want = part_of(student, t, "working", config, plan, batch, seq, last), max(logits, again)
-    values = {"got": got, "want": want, "plan": said(plan), "which": "last" if last else "first"}
-    message = '"working" of the {which} rank is {got:,.0f}, the planner has {want:,.0f} ({plan}): ' + why
-    t.that(near(got, want, 0.1), message, **values)
+    case = drawn_rank(t, drawn_plan(t, sharded=False, **fixed), vocab_size=vocab)
+    config, plan, *rest = case
+    again = kept_by(config, plan | {"checkpointing": False}, *rest) if plan["checkpointing"] else 0
+    want = max(planned(*case, last)[Part.LOGITS_AND_LOSS.value], again)
+    same_memory(student, t, "working", want, why, case, rtol=0.1, last=last)
 
 
 @check("memory", points=1)
@@ -221,140 +177,103 @@ def check_first_rank(student, t):
 # -- time
 
 
-def parts_of(student, t, config, plan, batch, seq, cluster) -> dict[str, float]:
-    got = student.step_time(config, plan, batch, seq, cluster)
-    return {
-        name: entry(t, got, name, "step_time(...)")
-        for name in ("compute", "tensor", "bubble", "messages", "data")
-    }
+def parts_of(student, t, case: tuple) -> dict[str, float]:
+    got, names = student.step_time(*case), ("compute", "tensor", "bubble", "messages", "data")
+    return {name: entry(t, got, name, "step_time(...)") for name in names}
 
 
-def drawn_step(t, per_node: int = 4, **fixed):
-    plan = drawn_plan(t, **fixed)
-    layers = plan["pp"] * plan["chunks"] * t.integer(2, 4)
-    return (
-        drawn_config(t, num_layers=layers),
-        plan,
-        batch_of(t, plan),
-        64 * t.integer(1, 3),
-        drawn_cluster(t, per_node),
-    )
+def same_time(t, parts: dict, name: str, want, why: str, case: tuple, rtol=1e-6, **values) -> None:
+    """The student's part ``name`` of a step is ``want`` seconds."""
+    message = '"{name}" is {got:.3e} s, counted {want:.3e} s ({plan}): ' + why
+    values |= {"name": name, "plan": said(case[1])}
+    is_near(t, parts[name], want, message, rtol=rtol, atol=1e-15, **values)
 
 
-def compute_of(case, layers: int | None = None) -> float:
+def micro_batches(case: tuple) -> int:
+    _, plan, batch, *_ = case
+    return batch // plan["dp"] // plan["micro_batch"]
+
+
+def compute_of(case: tuple, layers: int | None = None) -> float:
     """Seconds of the products of a rank, from the counted FLOPs of a forward.
 
     ``layers``: of a model all of whose stages are as full as the fullest one.
     """
     config, plan, batch, seq, cluster = case
-    config = config if layers is None else replace(config, num_layers=layers)
-    passes = 4 if plan["checkpointing"] else 3
-    flops = passes * forward_flops(config, seq) * batch / plan["dp"] / plan["pp"] / plan["tp"]
-    return flops / cluster["flops"]
+    config = replace(config, num_layers=layers or config.num_layers)
+    tokens, passes = seq * batch / plan["dp"], 4 if plan["checkpointing"] else 3
+    flops = passes * forward_flops_per_token(config, seq) * tokens
+    return flops / plan["pp"] / plan["tp"] / cluster["flops"]
 
 
 @check("time", points=1)
 def check_compute(student, t):
     "The computation, with and without checkpointing"
+    why = "6 for each parameter and token, 8 with checkpointing, over p x t GPUs"
     for checkpointing in (False, True):
         case = drawn_step(t, checkpointing=checkpointing)
-        got, want = parts_of(student, t, *case)["compute"], compute_of(case)
-        message = (
-            '"compute" is {got:.3e} s; the weights and heads of a model need {want:.3e} s ({plan}): 6 for '
-            "each parameter and token, "
-        )
-        message += "8 with checkpointing, over p x t GPUs"
-        t.that(near(got, want, 0.02), message, got=got, want=want, plan=said(case[1]))
+        same_time(t, parts_of(student, t, case), "compute", compute_of(case), why, case, rtol=0.02)
 
 
 @check("time", points=1)
 def check_fullest(student, t):
     "The rank with the most blocks sets the pace"
-    config, plan, batch, seq, cluster = drawn_step(t, pp=4, checkpointing=False)
-    full = config.num_layers
-    uneven = drawn_config(t, num_layers=full - t.integer(1, 3), vocab_size=64)
-    case = uneven, plan, batch, seq, cluster
-    got, want = parts_of(student, t, *case)["compute"], compute_of(case, layers=full)
-    message = (
-        '"compute" is {got:.3e} s with {layers} blocks on 4 ranks, as with {full} it is '
-        "{want:.3e} s: most_blocks(...)"
-    )
-    t.that(near(got, want, 0.02), message, got=got, want=want, layers=uneven.num_layers, full=full)
+    config, *rest = drawn_step(t, pp=4, checkpointing=False)
+    full, layers = config.num_layers, config.num_layers - t.integer(1, 3)
+    case = replace(config, num_layers=layers, vocab_size=64), *rest
+    why = "{layers} blocks on 4 ranks take as long as {full}, as with most_blocks(...)"
+    want = compute_of(case, layers=full)
+    same_time(t, parts_of(student, t, case), "compute", want, why, case, rtol=0.02, layers=layers, full=full)
 
 
 @check("time", points=1)
 def check_tensor_time(student, t):
     "The all-reduces of tensor parallelism, in a node and across nodes"
+    why = "all micro-batches and blocks, 2 bytes an element, on link(cluster, 1, t); {per_node} GPUs a node"
     for per_node, tp in ((4, t.choice([2, 4])), (2, 4)):
-        case = config, plan, batch, seq, cluster = drawn_step(t, per_node, tp=tp)
-        blocks, m = config.num_layers // plan["pp"], batch // plan["dp"] // plan["micro_batch"]
-        sent = 2 * m * blocks * 4 * ring(plan["micro_batch"] * seq * config.hidden, tp, 2)
+        case = config, plan, _, seq, cluster = drawn_step(t, per_node, tp=tp)
+        times = micro_batches(case) * config.num_layers // plan["pp"]
+        sent = 2 * times * 4 * ring(plan["micro_batch"] * seq * config.hidden, tp, 2)
         rate = cluster["inside"] if tp <= per_node else min(cluster["inside"], per_node * cluster["between"])
-        got, want = parts_of(student, t, *case)["tensor"], sent / rate
-        message = (
-            '"tensor" is {got:.3e} s, a ring sends for {want:.3e} s (t = {tp}, {per_node} GPUs '
-            "in a node): all "
-        )
-        message += "micro-batches and blocks, elements of 2 bytes, on link(cluster, 1, t)"
-        t.that(near(got, want, 1e-6), message, got=got, want=want, tp=tp, per_node=per_node)
+        same_time(t, parts_of(student, t, case), "tensor", sent / rate, why, case, per_node=per_node)
 
 
 @check("time", points=2)
 def check_bubble_time(student, t):
     "The bubble of computation and tensor parallelism"
+    message = "the bubble is {got:.4f} of compute and tensor, simulated {want:.4f} ({plan}): (p - 1) / (m v)"
     for chunks in (1, 2):
-        case = _, plan, batch, _, _ = drawn_step(t, chunks=chunks)
-        got = parts_of(student, t, *case)
-        m = batch // plan["dp"] // plan["micro_batch"]
-        waits = makespan(plan["pp"], m, chunks) / m - 1
+        case = _, plan, *_ = drawn_step(t, chunks=chunks)
+        got, m = parts_of(student, t, case), micro_batches(case)
         busy = got["compute"] + got["tensor"]
         t.that(busy > 0, "not tested yet: compute and tensor are 0, see the first checks")
-        message = (
-            'the bubble is {share:.4f} of "compute" + "tensor", simulated {want:.4f} ({plan}): '
-            "(p - 1) / (m v)"
-        )
-        t.that(
-            near(got["bubble"] / busy, waits, 1e-6),
-            message,
-            share=got["bubble"] / busy,
-            want=waits,
-            plan=said(plan),
-        )
+        waits = makespan(plan["pp"], m, chunks) / m - 1
+        is_near(t, got["bubble"] / busy, waits, message, plan=said(plan))
 
 
 @check("time", points=1)
 def check_messages(student, t):
     "The messages between stages"
+    why = "2 for each micro-batch and chunk, 1/t of an activation, on MESSAGES of link(cluster, d t, 2)"
     for per_node, chunks, dp in ((2, 1, t.choice([2, 4])), (64, 2, t.choice([2, 4])), (8, 1, 8)):
-        case = config, plan, batch, seq, cluster = drawn_step(t, per_node, chunks=chunks, dp=dp)
-        m = batch // plan["dp"] // plan["micro_batch"]
-        sent = sum(
-            2 * plan["micro_batch"] * seq * config.hidden / plan["tp"]
-            for _ in range(m * chunks)
-            for _ in range(2)
-        )
+        case = config, plan, _, seq, cluster = drawn_step(t, per_node, chunks=chunks, dp=dp)
+        each = 2 * plan["micro_batch"] * seq * config.hidden / plan["tp"]
+        sent = sum(each for _ in range(micro_batches(case) * chunks) for _ in ("forward", "backward"))
         rate = 0.25 * (cluster["inside"] if per_node == 64 else cluster["between"])
-        got, want = parts_of(student, t, *case)["messages"], sent / rate
-        message = (
-            '"messages" is {got:.3e} s, counted {want:.3e} s ({plan}; {per_node} GPUs in a '
-            "node): 2 messages for each "
-        )
-        message += "micro-batch and chunk, 1/t of an activation, on MESSAGES of link(cluster, d t, 2)"
-        t.that(near(got, want, 1e-6), message, got=got, want=want, plan=said(plan), per_node=per_node)
+        same_time(t, parts_of(student, t, case), "messages", sent / rate, why, case)
 
 
 @check("time", points=1)
 def check_no_messages(student, t):
     "One stage sends no messages"
     case = drawn_step(t, pp=1, checkpointing=False)
-    got = parts_of(student, t, *case)
-    t.that(
-        near(got["compute"], compute_of(case), 0.02), "not tested yet: compute is wrong, see the first check"
-    )
+    got = parts_of(student, t, case)
+    right = near(got["compute"], compute_of(case), 0.02)
+    t.that(right, "not tested yet: compute is wrong, see the first check")
     t.that(got["messages"] == 0 and got["bubble"] == 0, "with one stage there are no messages and no bubble")
 
 
-def same_data(student, t, what: str, passes, **fixed) -> None:
+def same_data(student, t, why: str, passes, **fixed) -> None:
     """``passes``: of m micro-batches, the bytes of an element and the micro-batches that hide them.
 
     The rates are chosen such that as many seconds are hidden as not, or that all are hidden.
@@ -362,40 +281,35 @@ def same_data(student, t, what: str, passes, **fixed) -> None:
     for times in (2.0, 0.5):
         case = drawn_step(t, 2, dp=t.choice([4, 8]), tp=2, micro_batch=t.integer(3, 5), **fixed)
         config, plan, batch, _, cluster = case
-        m, counted = batch // plan["dp"] // plan["micro_batch"], parameters_of(config)
-        tables = 2 if plan["pp"] == 1 else 1
-        owned = (config.num_layers // plan["pp"] * counted["block"] + tables * counted["table"]) / plan["tp"]
-        each, windows = passes(m)
-        sent = each * ring(owned, plan["dp"], 1)
-        case = (*case[:3], 64 * t.integer(8, 10), cluster)
-        first = parts_of(student, t, *case)
+        each, windows = passes(m := micro_batches(case))
+        sent = each * ring(owned_by(config, plan), plan["dp"], 1)
+        case = config, plan, batch, 64 * t.integer(8, 10), cluster
+        first = parts_of(student, t, case)
         t.that(first["tensor"] > 0 and first["compute"] > 0, "not tested yet: see the first checks")
         cluster["flops"] *= first["compute"] / first["tensor"]  # both take as long
         hidden = 0.8 * windows * 2 * first["tensor"] / m
         cluster["between"] = min(sent / (times * hidden), cluster["inside"])
-        got = parts_of(student, t, *case)
+        got = parts_of(student, t, case)
         hidden = 0.8 * windows * (got["compute"] + got["tensor"]) / m
-        want = max(sent / cluster["between"] - hidden, 0)
-        message = '"data" is {got:.3e} s, counted {want:.3e} s ({plan}): ' + what
-        t.that(near(got["data"], want, 0.02, 1e-15), message, got=got["data"], want=want, plan=said(plan))
+        same_time(t, got, "data", max(sent / cluster["between"] - hidden, 0), why, case, rtol=0.02)
 
 
 @check("time", points=1)
 def check_data(student, t):
     "Copies: an all-reduce in fp32, hidden behind the last backward"
-    what = "8 (d - 1) / d bytes for each parameter that a rank owns, less 0.8 of 2/3 of a micro-batch"
-    same_data(student, t, what, lambda m: (8, 2 / 3), sharded=False)
+    why = "8 (d - 1) / d bytes for each parameter that a rank owns, less 0.8 of 2/3 of a micro-batch"
+    same_data(student, t, why, lambda m: (8, 2 / 3), sharded=False)
 
 
 @check("time", points=1)
 def check_sharded_pipeline(student, t):
     "A sharded pipeline gathers once"
-    what = "6 (d - 1) / d bytes for each parameter once a step, less 0.8 of a micro-batch"
-    same_data(student, t, what, lambda m: (6, 1), sharded=True)
+    why = "6 (d - 1) / d bytes for each parameter once a step, less 0.8 of a micro-batch"
+    same_data(student, t, why, lambda m: (6, 1), sharded=True)
 
 
 @check("time", points=1)
 def check_sharded_alone(student, t):
     "Sharded without a pipeline: for each micro-batch"
-    what = "8 (d - 1) / d bytes for each parameter and micro-batch, less 0.8 of the computation"
-    same_data(student, t, what, lambda m: (8 * m, m), sharded=True, pp=1)
+    why = "8 (d - 1) / d bytes for each parameter and micro-batch, less 0.8 of the computation"
+    same_data(student, t, why, lambda m: (8 * m, m), sharded=True, pp=1)

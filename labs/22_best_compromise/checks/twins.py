@@ -1,16 +1,13 @@
-"""What the checks compare with: simulated tables, messages counted one by one, a model without storage, and
-the planner."""
+"""What the checks compare with: simulated tables, messages counted one by one, and the planner."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-
-from torch import nn
 
 from dlo_lib.grading.checks.twins import twin
 from dlo_lib.hardware import GpuNodes, gpu, link
-from dlo_lib.models import Llama, LlamaConfig
+from dlo_lib.models import LlamaConfig
+from dlo_lib.models.counts import parameters_by_part
 from dlo_lib.parallel.pipeline import schedules
 from dlo_lib.parallel.pipeline.simulate import Costs, simulate
 from dlo_lib.planner import ModelSizes, PlanRequest, plan_memory, search
@@ -44,27 +41,15 @@ def ring(elements: float, ranks: int, passes: int) -> float:
     return sum(elements / ranks for _ in range(passes) for _ in range(ranks - 1))
 
 
-@twin
-def parameters_of(config: LlamaConfig) -> dict[str, int]:
-    """Parameters of a block and of a table, counted on a model without storage."""
-    model = Llama(replace(config, num_layers=1), device="meta")
-    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    tables = [size for size in sizes.values() if size == config.vocab_size * config.hidden]
-    return {"block": sum(sizes.values()) - sum(tables) - config.hidden, "table": tables[0]}
+def owned_by(config: LlamaConfig, plan: dict) -> float:
+    """The parameters of the first or the last rank, by the library's count."""
+    one, tables = parameters_by_part(replace(config, num_layers=1)), 2 if plan["pp"] == 1 else 1
+    block = one["attention"] + one["mlp"] + one["norm"] - config.hidden
+    return (config.num_layers // plan["pp"] * block + tables * one["embedding"]) / plan["tp"]
 
 
 @twin
-def forward_flops(config: LlamaConfig, seq: int) -> float:
-    """FLOPs of the forward of a sequence, counted on a model without storage: two for each weight of a linear
-    layer and token, and the two products of each head."""
-    layers = [module for module in Llama(config, device="meta").modules() if isinstance(module, nn.Linear)]
-    linear = sum(2 * seq * layer.weight.numel() for layer in layers)
-    heads = sum(2 * 2 * seq * seq * config.head_dim for _ in range(config.num_layers * config.num_heads))
-    return float(linear + heads)
-
-
-@twin
-def kept_by_a_block(config: LlamaConfig, plan: dict, batch: int, seq: int) -> float:
+def kept_by(config: LlamaConfig, plan: dict, batch: int, seq: int) -> float:
     """Bytes that a block keeps of a micro-batch: what twice the blocks add, by the planner."""
     alone, held = plans_of(plan | {"pp": 1, "chunks": 1}, batch), []
     for layers in (config.num_layers, 2 * config.num_layers):
@@ -83,26 +68,24 @@ def planned(config: LlamaConfig, plan: dict, batch: int, seq: int, last: bool) -
 # -- machines and requests
 
 
-@twin
-def numbers(name: str, per_node: int, fabric: str, ports: int, nvlink: bool, gpus: int) -> dict[str, float]:
-    """A cluster as the dict of the lab."""
-    nodes = GpuNodes(gpu(name), per_node, link(fabric), ports, nvlink)
-    stack = library_stack(nodes)
-    reached = 0.75 * stack.matmul / stack.slowdown  # the rest: kernels between products, parts of tiles
-    return {
-        "gpus": gpus,
-        "gpus_per_node": per_node,
-        "flops": nodes.gpu.peak("bf16") * reached,
-        "inside": nodes.inside * stack.links,
-        "between": nodes.between * stack.links,
-    }
-
-
 def request_of(case: dict) -> PlanRequest:
     """The planner's request of a case that :func:`drawn_case` has drawn."""
     name, per_node, fabric, ports, nvlink, gpus = case["machine"]
     nodes = GpuNodes(gpu(name), per_node, link(fabric), ports, nvlink)
     return PlanRequest(case["config"], nodes, gpus, case["batch"], case["seq"], case["cap"])
+
+
+def numbers(request: PlanRequest) -> dict[str, float]:
+    """A cluster as the dict of the lab."""
+    nodes, stack = request.nodes, library_stack(request.nodes)
+    reached = 0.75 * stack.matmul / stack.slowdown  # the rest: kernels between products, parts of tiles
+    return {
+        "gpus": request.gpus,
+        "gpus_per_node": nodes.gpus_per_node,
+        "flops": nodes.gpu.peak("bf16") * reached,
+        "inside": nodes.inside * stack.links,
+        "between": nodes.between * stack.links,
+    }
 
 
 @twin
@@ -158,6 +141,18 @@ def drawn_cluster(t, per_node: int) -> dict[str, float]:
     }
 
 
+def drawn_rank(t, plan: dict, **sizes) -> tuple:
+    """A small model, the plan, a batch and a length."""
+    return drawn_config(t, **sizes), plan, batch_of(t, plan), 64 * t.integer(1, 6)
+
+
+def drawn_step(t, per_node: int = 4, **fixed) -> tuple:
+    """A small model, a plan, a batch, a length and a cluster."""
+    plan = drawn_plan(t, **fixed)
+    config = drawn_config(t, num_layers=plan["pp"] * plan["chunks"] * t.integer(2, 4))
+    return config, plan, batch_of(t, plan), 64 * t.integer(1, 3), drawn_cluster(t, per_node)
+
+
 KINDS = ("few sequences", "slow links", "fast links", "no NVLink", "little memory")
 
 
@@ -174,28 +169,19 @@ def drawn_case(t, kind: str) -> dict:
         head_dim=128,
     )
     per_node, gpus = t.choice([4, 8]), t.choice([64, 128])
+    known, large, fast = t.choice(["a100-80", "h100-80"]), t.choice(["a100-80", "h200"]), t.choice([2, 4])
     card, fabric, ports, nvlink, sequences = {
-        "few sequences": (
-            t.choice(["a100-80", "h100-80"]),
-            t.choice(["hdr", "ndr"]),
-            per_node // 2,
-            True,
-            0.5,
-        ),
-        "slow links": (t.choice(["a100-80", "h100-80"]), t.choice(["edr", "hdr"]), 1, True, 4),
-        "fast links": (t.choice(["a100-80", "h200"]), "ndr", per_node, True, t.choice([2, 4])),
-        "little memory": (t.choice(["a100-80", "h100-80"]), "hdr", per_node, True, 1),
-        "no NVLink": (t.choice(["a100-80", "h100-80"]), "edr", per_node // 2, False, 2),
+        "few sequences": (known, t.choice(["hdr", "ndr"]), per_node // 2, True, 0.5),
+        "slow links": (known, t.choice(["edr", "hdr"]), 1, True, 4),
+        "fast links": (large, "ndr", per_node, True, fast),
+        "little memory": (known, "hdr", per_node, True, 1),
+        "no NVLink": (known, "edr", per_node // 2, False, 2),
     }[kind]
-    # heads that eight ranks can share
-    config = replace(config, num_heads=8 * math.ceil(config.num_heads / 8))
+    part = t.uniform(0.45, 0.6) if kind == "little memory" else t.uniform(0.7, 1.0)
     return {
         "config": config,
         "machine": (card, per_node, fabric, ports, nvlink, gpus),
         "batch": int(gpus * sequences),
         "seq": t.choice([2048, 4096]),
-        "cap": int(
-            gpu(card).usable_bytes
-            * (t.uniform(0.45, 0.6) if kind == "little memory" else t.uniform(0.7, 1.0))
-        ),
+        "cap": int(gpu(card).usable_bytes * part),
     }

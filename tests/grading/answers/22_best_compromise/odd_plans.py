@@ -4,10 +4,8 @@
 # == chunks_of_three: more numbers of chunks and micro-batches are tried than the planner tries
 
 # %% choose
-# - for micro_batch in (1, 2, 4, 8):
-# + for micro_batch in range(1, 9):
-# - for chunks in (1, 2, 4):
-# + for chunks in (1, 2, 3, 4, 5, 6, 8):
+# - for values in itertools.product(stages, powers, powers, (1, 2, 4), switch, switch):
+# + for values in itertools.product(stages, powers, range(1, 9), (1, 2, 3, 4, 5, 6, 8), switch, switch):
 
 
 # == two_stages_of_search: all plans are sorted by time, and the first that fits is returned
