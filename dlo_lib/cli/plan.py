@@ -232,14 +232,17 @@ def write_files(found: Found, row: int, out: Path, site: str, account: str) -> N
         UserError: the site refuses the job.
     """
     from dlo_lib import cluster
+    from dlo_lib.cluster.script.work import options
     from dlo_lib.planner import plot_plans
     from dlo_lib.planner.heat_map import best_by_size, plot_heat_map
-    from dlo_lib.planner.write import megatron_arguments, to_toml, torchtitan_config, train_arguments
+    from dlo_lib.planner.write import megatron_arguments, to_toml, torchtitan_config, train_options
 
     out.mkdir(parents=True, exist_ok=True)
     toml = (out / "plan.toml").resolve()
     write_text(toml, to_toml(found, row))
-    write_text(out / "train.txt", "python -m dlo_lib.train " + " ".join(train_arguments(found, row)) + "\n")
+    write_text(
+        out / "train.txt", "python -m dlo_lib.train " + " ".join(options(train_options(found, row))) + "\n"
+    )
     write_text(out / "megatron.txt", "pretrain_gpt.py " + " ".join(megatron_arguments(found, row)) + "\n")
     write_text(out / "torchtitan.toml", torchtitan_config(found, row))
     with contextlib.redirect_stdout(io.StringIO()):  # the announcement of the job

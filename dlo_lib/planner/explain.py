@@ -11,7 +11,7 @@ import numpy as np
 
 from dlo_lib.base.drawing import new_figure
 from dlo_lib.planner.memory import peak_memory, plan_memory
-from dlo_lib.planner.plans import SCHEDULES, Array, Checkpointing, Plans
+from dlo_lib.planner.plans import DEGREES, SCHEDULES, Array, Checkpointing, Plans
 from dlo_lib.planner.search import GIB, Found, candidates, valid_plans
 from dlo_lib.planner.simulated import simulated_step
 from dlo_lib.profiling.plot import COLOURS as MEMORY_COLOURS
@@ -30,11 +30,7 @@ COLOURS = (
 def in_words(plans: Plans, row: int) -> str:
     """Return a plan in a few words: its degrees, stage, schedule, micro-batch and checkpointing."""
     p = plans
-    degrees = [
-        f"{name} {int(getattr(p, name)[row])}"
-        for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
-        if getattr(p, name)[row] > 1
-    ]
+    degrees = [f"{name} {int(getattr(p, name)[row])}" for name in DEGREES if getattr(p, name)[row] > 1]
     words = degrees or ["one GPU"]
     if p.sequence_parallel[row]:
         words.append("sequence-parallel")

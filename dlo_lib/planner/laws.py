@@ -113,9 +113,7 @@ def fit_chinchilla(parameters: Any, tokens: Any, losses: Any) -> ChinchillaLaw:
 
     def of(alpha: float, beta: float) -> tuple[float, ChinchillaLaw]:
         columns = np.stack([np.ones_like(n), n**-alpha, d**-beta], 1)
-        weighted = columns / losses[:, None]
-        size = np.linalg.norm(weighted, axis=0)
-        found = _without_negatives(weighted / size, np.ones_like(losses)) / size
+        found = without_negatives(columns / losses[:, None], np.ones_like(losses))
         law = ChinchillaLaw(float(found[0]), float(found[1]), alpha, float(found[2]), beta)
         with np.errstate(divide="ignore"):
             return float(((np.log(law(n, d)) - np.log(losses)) ** 2).sum()), law
@@ -134,14 +132,16 @@ def fit_chinchilla(parameters: Any, tokens: Any, losses: Any) -> ChinchillaLaw:
     return of(alpha, beta)[1]
 
 
-def _without_negatives(columns: Array, wanted: Array) -> Array:
-    """Return the least-squares coefficients of ``columns`` that are not negative: of all subsets of them."""
+def without_negatives(columns: Array, wanted: Array) -> Array:
+    """Return the least-squares coefficients of ``columns`` of which none is negative: of all sets of columns
+    whose own coefficients are not, those of the set that fits best."""
+    size = np.linalg.norm(columns, axis=0)
     best, found = np.inf, np.zeros(columns.shape[1])
     for chosen in range(1, 1 << columns.shape[1]):
         kept = [index for index in range(columns.shape[1]) if chosen >> index & 1]
-        solved = np.linalg.lstsq(columns[:, kept], wanted, rcond=None)[0]
+        solved = np.linalg.lstsq(columns[:, kept] / size[kept], wanted, rcond=None)[0] / size[kept]
         error = float(((columns[:, kept] @ solved - wanted) ** 2).sum())
-        if (solved >= 0).all() and error < best:
+        if (solved >= 0).all() and error < best - 1e-12:
             best, found = error, np.zeros(columns.shape[1])
             found[kept] = solved
     return found

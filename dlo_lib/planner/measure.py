@@ -7,7 +7,6 @@ first calibration run, whose time shows how busy the machine is.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from dlo_lib.parallel.parallelize import local_tokens, make_optimizer, paralleli
 from dlo_lib.parallel.pipeline.table import ScheduleKind
 from dlo_lib.parallel.plan import ParallelPlan, ZeroStage
 from dlo_lib.parallel.sharding.transport import BufferPool, default_transport
+from dlo_lib.planner.laws import without_negatives
 from dlo_lib.planner.machine import COMPUTING, FORMS, KINDS, CpuMachine, MachineCost, machine_cost
 from dlo_lib.planner.plans import Array, Checkpointing, Plans
 from dlo_lib.planner.sizes import ModelSizes
@@ -156,18 +156,7 @@ def fit_machine(runs: Sequence[SmallRun], seconds: Array, cores: int) -> CpuMach
         return [float(predicted(run, unit).cpu_seconds[0]) for run in runs]
 
     counts = np.array([column(name) for name in COMPUTING]).T / np.asarray(seconds)[:, None]
-    scale = np.linalg.norm(counts, axis=0)
-    best, least = np.zeros(len(COMPUTING)), np.inf
-    # Of all sets of constants that are not 0, the best whose solution has no negative one.
-    for size in range(1, len(COMPUTING) + 1):
-        for chosen in itertools.combinations(range(len(COMPUTING)), size):
-            picked = list(chosen)
-            found = np.linalg.lstsq(counts[:, picked] / scale[picked], np.ones(len(runs)), rcond=None)[0]
-            error = float(np.square(counts[:, picked] / scale[picked] @ found - 1).sum())
-            if (found >= 0).all() and error < least - 1e-12:
-                best, least = np.zeros(len(COMPUTING)), error
-                best[picked] = found / scale[picked]
-    return with_constants(dict(zip(COMPUTING, map(float, best))))
+    return with_constants(dict(zip(COMPUTING, map(float, without_negatives(counts, np.ones(len(runs)))))))
 
 
 def predicted(run: SmallRun, machine: CpuMachine) -> MachineCost:

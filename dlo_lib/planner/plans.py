@@ -22,10 +22,12 @@ from dlo_lib.planner.sizes import ModelSizes
 Array = NDArray[Any]
 SCHEDULES = tuple(ScheduleKind)
 CONTEXTS = tuple(ContextKind)
+DEGREES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 _SPLIT = [SCHEDULES.index(kind) for kind in (
     ScheduleKind.ZB_H1, ScheduleKind.ZB_H2, ScheduleKind.ZB_V, ScheduleKind.DUALPIPE_V,
 )]  # fmt: skip
-_IN_A_V = [SCHEDULES.index(kind) for kind in (ScheduleKind.ZB_V, ScheduleKind.DUALPIPE_V)]
+IN_A_V = [SCHEDULES.index(kind) for kind in (ScheduleKind.ZB_V, ScheduleKind.DUALPIPE_V)]
+"""The schedules whose first rank has both ends of the model."""
 _INTERLEAVED = SCHEDULES.index(ScheduleKind.INTERLEAVED)
 
 
@@ -91,11 +93,11 @@ class Plans:
     def of_plans(cls, plans: Sequence[ParallelPlan], **batch: Any) -> Plans:
         """Return the arrays of ``ParallelPlan``s; ``batch``: the other fields. The number of micro-batches is
         that of each plan."""
-        names = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "sequence_parallel", "micro_batches")
+        names = (*DEGREES, "sequence_parallel", "micro_batches")
         rows = {name: [getattr(plan, name) for plan in plans] for name in names}
         kinds = [plan.schedule or ScheduleKind.ONE_F_ONE_B for plan in plans]
         rows["schedule"] = [SCHEDULES.index(kind) for kind in kinds]
-        rows["chunks"] = [2 if SCHEDULES.index(kind) in (*_IN_A_V, _INTERLEAVED) else 1 for kind in kinds]
+        rows["chunks"] = [2 if SCHEDULES.index(kind) in (*IN_A_V, _INTERLEAVED) else 1 for kind in kinds]
         rows["stage"] = [int(plan.stage) for plan in plans]
         rows["context"] = [CONTEXTS.index(plan.context_kind) for plan in plans]
         return cls.of(**(rows | batch))
@@ -124,13 +126,9 @@ class Plans:
     def plan(self, index: int) -> ParallelPlan:
         """Return the ``ParallelPlan`` of one row."""
         pipelined = self.pp[index] > 1
+        degrees: dict[str, Any] = {name: int(getattr(self, name)[index]) for name in DEGREES}
         return ParallelPlan(
-            pp=int(self.pp[index]),
-            dp_replicate=int(self.dp_replicate[index]),
-            dp_shard=int(self.dp_shard[index]),
-            cp=int(self.cp[index]),
-            tp=int(self.tp[index]),
-            ep=int(self.ep[index]),
+            **degrees,
             sequence_parallel=bool(self.sequence_parallel[index]),
             context_kind=CONTEXTS[self.context[index]],
             zero_stage=ZeroStage(int(self.stage[index])),
@@ -178,7 +176,7 @@ def refused_models(plans: Plans, sizes: ModelSizes, seq: int) -> dict[str, Array
         & np.isin(p.schedule, _SPLIT),
         "tied embeddings lie at both ends of a V": pipelined
         & sharded
-        & np.isin(p.schedule, _IN_A_V)
+        & np.isin(p.schedule, IN_A_V)
         & sizes.tied,
         "interleaved 1F1B has at least as many micro-batches as stages": pipelined
         & (p.schedule == _INTERLEAVED)

@@ -21,7 +21,9 @@ from dlo_lib.planner.plans import SCHEDULES, Array, Checkpointing, Plans
 from dlo_lib.planner.sizes import ModelSizes
 from dlo_lib.planner.stack import Stack
 
-SEQ, VOCAB = 2048, 51_200
+SEQ = 2048
+_OF_PLANS = ("pp", "tp", "stage", "chunks", "micro_batch", "checkpointing", "compiled", "sequence_parallel")
+"""The names of columns that are fields of ``Plans``."""
 A100 = GpuNodes(gpu("a100-80"), 8, link("hdr"), 8)
 """The nodes of arXiv:2104.04473: 8 GPUs, eight links of 200 Gb/s."""
 
@@ -96,34 +98,21 @@ def published(table: str = "calibration") -> tuple[PublishedRun, ...]:
     """Return the runs of a table: "calibration", "unseen", "megatron-2022", "torchtitan-a100" or
     "torchtitan-h100"."""
     entry = _tables()[table]
-    if table == "megatron-2022":
-        return _of_2022(entry)
-    if table.startswith("torchtitan"):
-        given = dict(entry["nodes"])
-        name, port, bandwidth = given.pop("gpu"), given.pop("link"), given.pop("bandwidth", None)
-        card = gpu(name) if bandwidth is None else replace(gpu(name), bandwidth=bandwidth)
-        nodes = GpuNodes(gpu=card, link=link(port), **given)
-        return tuple(_sharded(nodes, *row) for row in entry["rows"])
-    return tuple(
-        _megatron(ModelSizes.gpt(hidden, layers, heads), (tp, pp, chunks), gpus, batch, micro_batch, tflops)
-        for hidden, layers, heads, tp, pp, gpus, batch, micro_batch, chunks, tflops in entry["rows"]
-    )
+    return tuple(_run(entry, dict(zip(entry["columns"], row))) for row in entry["rows"])
 
 
 @cache
 def published_sweeps() -> tuple[PublishedSweep, ...]:
     """Return the sweeps, one for each batch. The figures have no numbers to compare."""
-    sweeps = []
-    for entry in _tables()["sweep"]:
-        for batch in entry["batches"]:
-            sizes = ModelSizes.gpt(*entry["gpt"])
-            runs = tuple(
-                _megatron(sizes, (tp, pp, 1), entry["gpus"], batch, micro_batch, np.nan)
-                for tp, pp, micro_batch in entry["rows"]
-            )
-            title = f"{entry['title']}, batch {batch}"
-            sweeps.append(PublishedSweep(title, runs, entry["rows"].index(entry["best"])))
-    return tuple(sweeps)
+    return tuple(
+        PublishedSweep(
+            f"{entry['title']}, batch {batch}",
+            tuple(_run(entry, dict(zip(entry["columns"], row), batch=batch)) for row in entry["rows"]),
+            entry["rows"].index(entry["best"]),
+        )
+        for entry in _tables()["sweep"]
+        for batch in entry["batches"]
+    )
 
 
 def errors(runs: tuple[PublishedRun, ...], stack: Stack) -> Array:
@@ -136,64 +125,38 @@ def _tables() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
 
 
-def _megatron(
-    sizes: ModelSizes, split: tuple[int, int, int], gpus: int, batch: int, micro_batch: int, tflops: float
-) -> PublishedRun:
-    """Return a run with full recomputation, which the FLOPs of its table count; ``split``: tp, pp, stages of
-    a rank."""
-    tp, pp, chunks = split
-    copies, hidden, layers = gpus // (tp * pp), sizes.hidden, sizes.layers
-    kind = ScheduleKind.INTERLEAVED if chunks > 1 else ScheduleKind.ONE_F_ONE_B
+def _nodes(gpus: str, ports: str, bandwidth: float | None = None, **counts: Any) -> GpuNodes:
+    card = gpu(gpus) if bandwidth is None else replace(gpu(gpus), bandwidth=bandwidth)
+    return GpuNodes(gpu=card, link=link(ports), **counts)
+
+
+def _run(entry: dict[str, Any], row: dict[str, Any]) -> PublishedRun:
+    """Return the run of a row of a table."""
+    given = entry.get("all", {}) | row
+    gpt = "gpt" in given
+    sizes = ModelSizes.gpt(*given["gpt"]) if gpt else ModelSizes(*_tables()["models"][given["model"]])
+    nodes = _nodes(**entry["nodes"]) if "nodes" in entry else A100
+    gpus, seq, dtype = given["gpus"], given.get("seq", SEQ), given.get("dtype", "fp16")
+    copies = gpus // (given["tp"] * given.get("pp", 1))
+    sequences = given.get("batch", copies * given["micro_batch"])
+    interleaved = given.get("chunks", 1) > 1
+    plan = {name: given[name] for name in _OF_PLANS if name in given}
     plans = Plans.of(
-        pp=pp,
-        tp=tp,
-        dp_replicate=copies,
-        chunks=chunks,
-        schedule=SCHEDULES.index(kind),
-        micro_batch=micro_batch,
-        micro_batches=batch // copies // micro_batch,
-        checkpointing=Checkpointing.FULL,
+        dp_shard=copies if given.get("stage") == 3 else 1,
+        dp_replicate=1 if given.get("stage") == 3 else copies,
+        schedule=SCHEDULES.index(ScheduleKind.INTERLEAVED if interleaved else ScheduleKind.ONE_F_ONE_B),
+        micro_batches=sequences // (copies * given["micro_batch"]),
+        **{"checkpointing": Checkpointing.FULL} | plan,
     )
-    flops = 96.0 * batch * SEQ * layers * hidden**2
-    flops *= 1 + SEQ / (6 * hidden) + VOCAB / (16 * layers * hidden)
-    return PublishedRun(sizes, plans, flops, flops / (gpus * tflops * 1e12))
-
-
-def _of_2022(entry: dict[str, Any]) -> tuple[PublishedRun, ...]:
-    """Return the runs of one model of which the MFU is published."""
-    sizes, plans = ModelSizes.gpt(*entry["gpt"]), Plans.of(**entry["plan"])
-    flops = sizes.flops(float(plans.copies[0] * plans.micro_batches[0]) * SEQ, SEQ)
-    peak = int(plans.gpus[0]) * A100.gpu.peak("fp16")
-    return tuple(
-        PublishedRun(sizes, plans[[index]], flops, 100 * flops / (percent * peak))
-        for index, percent in enumerate(entry["mfu"])
-    )
-
-
-def _sharded(
-    nodes: GpuNodes,
-    model: str,
-    gpus: int,
-    tp: int,
-    micro_batch: int,
-    seq: int,
-    compiled: bool,
-    recomputed: float | str,
-    tokens: float,
-) -> PublishedRun:
-    """Return a run with sharded parameters, of which the tokens/s of a GPU are published."""
-    sizes = ModelSizes(*_tables()["models"][model])
-    plans = Plans.of(
-        tp=tp,
-        dp_shard=gpus // tp,
-        stage=3,
-        sequence_parallel=tp > 1,
-        micro_batch=micro_batch,
-        checkpointing=Checkpointing.FULL,
-        compiled=compiled,
-    )
-    if recomputed == "products":
-        recomputed = sizes.hidden * (sizes.keys + sizes.queries + sizes.intermediate) / sizes.matrices
-    every = float(micro_batch * seq * gpus // tp)
-    flops, seconds = sizes.flops(every, seq), every / (gpus * tokens)
-    return PublishedRun(sizes, plans, flops, seconds, nodes, seq, "bf16", float(recomputed))
+    part, flops = given.get("recomputed", 1), sizes.flops(float(sequences) * seq, seq)
+    if part == "products":
+        part = sizes.hidden * (sizes.keys + sizes.queries + sizes.intermediate) / sizes.matrices
+    if "tokens" in given:
+        seconds = sequences * seq / (gpus * given["tokens"])
+    elif "mfu" in given:
+        seconds = 100 * flops / (given["mfu"] * gpus * nodes.gpu.peak(dtype))
+    else:
+        flops = 96.0 * sequences * seq * sizes.layers * sizes.hidden**2
+        flops *= 1 + seq / (6 * sizes.hidden) + sizes.vocab / (16 * sizes.layers * sizes.hidden)
+        seconds = flops / (gpus * given.get("tflops", np.nan) * 1e12)
+    return PublishedRun(sizes, plans, flops, seconds, nodes, seq, dtype, float(part))

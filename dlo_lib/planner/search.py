@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -157,24 +157,20 @@ def candidates(request: PlanRequest) -> Plans:
 
 
 def _degrees(sizes: ModelSizes, request: PlanRequest) -> Iterator[tuple[int, ...]]:
+    experts = [1] if sizes.moe is None else powers_of_two(sizes.moe.num_experts)
     for tp in powers_of_two(min(request.gpus, 2 * request.nodes.gpus_per_node)):
         for pp in divisors(request.gpus):
             if request.gpus % (tp * pp) or pp > sizes.layers + 2:
                 continue
             for cp in powers_of_two(min(8, request.gpus // (tp * pp))):
-                copies = request.gpus // (tp * pp * cp)
-                if copies * tp * pp * cp != request.gpus or request.batch % copies:
+                copies, rest = divmod(request.gpus, tp * pp * cp)
+                if rest or request.batch % copies:
                     continue
-                shards = {1, copies} | {one for one in powers_of_two(copies) if copies % one == 0}
-                for shard, ep in itertools.product(sorted(shards), _expert_degrees(sizes)):
-                    each = request.batch // copies
-                    sizes_of_batches = [one for one in powers_of_two(min(each, 16)) if each % one == 0]
-                    for micro_batch in sizes_of_batches:
-                        yield pp, copies // shard, shard, cp, tp, ep, micro_batch
-
-
-def _expert_degrees(sizes: ModelSizes) -> list[int]:
-    return [1] if sizes.moe is None else powers_of_two(sizes.moe.num_experts)
+                each = request.batch // copies
+                shards = {one for one in (*powers_of_two(copies), copies) if copies % one == 0}
+                batches = [one for one in powers_of_two(min(each, 16)) if each % one == 0]
+                for shard, ep, micro_batch in itertools.product(sorted(shards), experts, batches):
+                    yield pp, copies // shard, shard, cp, tp, ep, micro_batch
 
 
 def _choices() -> Iterator[tuple[int, ...]]:
@@ -217,19 +213,12 @@ def _impossible(request: PlanRequest, memory: Array) -> str:
     """Say why nothing fits, and the nearest number of GPUs or memory for which something does."""
     asked = f"no plan of {request.gpus} GPUs and {request.batch} sequences of {request.seq} tokens"
     if not len(memory):
-        near = [
-            batch
-            for batch in range(request.batch, request.batch + request.gpus + 1)
-            if batch % request.gpus == 0
-        ]
-        return f"{asked} keeps the rules: use a batch of {near[0] if near else request.gpus}"
+        near = -(-request.batch // request.gpus) * request.gpus
+        return f"{asked} keeps the rules: use a batch of {near}"
     least = memory.min() / GIB
     needs = f"{asked} fits in {request.limit / GIB:.1f} GiB; the smallest needs {least:.1f} GiB"
     for factor in (2, 4, 8, 16, 32, 64):
-        larger = PlanRequest(
-            request.model, request.nodes, request.gpus * factor, request.batch, request.seq,
-            request.memory_bytes, request.fused, request.dtype,
-        )  # fmt: skip
+        larger = replace(request, gpus=request.gpus * factor)
         plans = candidates(larger)
         plans = plans[valid_plans(larger, plans)]
         if len(plans) and peak_memory(larger.sizes, plans, larger.seq).min() <= larger.limit:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dlo_lib.parallel.pipeline.table import ScheduleKind
-from dlo_lib.planner.plans import SCHEDULES, Array, Plans
+from dlo_lib.planner.plans import IN_A_V, SCHEDULES, Array, Plans
 from dlo_lib.planner.sizes import ModelSizes
 
 
@@ -47,7 +47,7 @@ def balanced_stages(plans: Plans, sizes: ModelSizes, seq: int) -> Stages:
     last = np.maximum(sizes.layers - np.floor(best + 1e-9) * (count - 1), 0)
     largest = np.where(count > 1, np.ceil((sizes.layers - last) / others), sizes.layers)
     last = np.where(count > 1, last, sizes.layers)
-    in_a_v = is_in_a_v(plans)
+    in_a_v = (plans.pp > 1) & np.isin(plans.schedule, IN_A_V)
 
     def up_to(stage: Array) -> Array:
         """The blocks of the stages before ``stage``: the early ones have the most, and each has one."""
@@ -68,12 +68,6 @@ def balanced_stages(plans: Plans, sizes: ModelSizes, seq: int) -> Stages:
         largest=largest,
         head_on_first=in_a_v | (plans.pp == 1),
     )
-
-
-def is_in_a_v(plans: Plans) -> Array:
-    """Return where the first rank has both ends of the model."""
-    kinds = [SCHEDULES.index(kind) for kind in (ScheduleKind.ZB_V, ScheduleKind.DUALPIPE_V)]
-    return (plans.pp > 1) & np.isin(plans.schedule, kinds)
 
 
 def _choose(plans: Plans, values: dict[ScheduleKind, Array], alone: Array | float) -> Array:

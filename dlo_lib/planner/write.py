@@ -1,4 +1,4 @@
-"""The files of a chosen plan: the TOML file and the command of the trainer, and the same plan as options of
+"""The files of a chosen plan: the options of the trainer and their TOML file, and the same plan as options of
 Megatron-LM and as a configuration of torchtitan.
 
 Options of Megatron-LM: its ``arguments.py``.
@@ -7,7 +7,7 @@ torchtitan: ``[parallelism]`` of its ``job_config.py``, where ``-1`` means all r
 
 from __future__ import annotations
 
-from dlo_lib.planner.plans import CONTEXTS, SCHEDULES, Checkpointing
+from dlo_lib.planner.plans import CONTEXTS, DEGREES, SCHEDULES, Checkpointing
 from dlo_lib.planner.search import Found
 
 _TORCHTITAN = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "zb-v": "ZBVZeroBubble", "afab": "GPipe"}
@@ -28,7 +28,7 @@ def train_options(found: Found, row: int = 0) -> dict[str, str | int | bool]:
         "checkpointing": bool(p.checkpointing[row] == Checkpointing.FULL),
         "compile": bool(p.compiled[row]),
     }
-    for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"):
+    for name in DEGREES:
         if (degree := int(getattr(p, name)[row])) > 1:
             options[name] = degree
     if p.sequence_parallel[row]:
@@ -48,18 +48,6 @@ def to_toml(found: Found, row: int = 0) -> str:
         shown = str(value).lower() if isinstance(value, bool) else value
         lines.append(f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {shown}")
     return "\n".join(lines) + "\n"
-
-
-def train_arguments(found: Found, row: int = 0) -> list[str]:
-    """Return the arguments of ``python -m dlo_lib.train`` for a plan."""
-    words: list[str] = []
-    for name, value in train_options(found, row).items():
-        flag = f"--{name.replace('_', '-')}"
-        if value is True:
-            words.append(flag)
-        elif value is not False:
-            words += [flag, str(value)]
-    return words
 
 
 def megatron_arguments(found: Found, row: int = 0) -> list[str]:
