@@ -17,6 +17,7 @@ What is left out: the input pipeline, checkpoints, and the waits of the schedule
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +64,15 @@ class CpuMachine:
     wait: float = 0.0
 
 
+def unit(constant: str) -> CpuMachine:
+    """Return a machine whose constant of this name, of ``COMPUTING`` or ``FORMS``, is 1 and all others are 0,
+    so that its prediction is a count."""
+    if constant in FORMS:
+        return CpuMachine(1, form=tuple(float(constant == name) for name in FORMS))
+    constants: dict[str, Any] = {constant: 1.0}
+    return CpuMachine(1, **constants)
+
+
 @dataclass(frozen=True)
 class MachineCost:
     """Predictions of plans, arrays of shape (plans,): the wall time of a step, the CPU time of the slowest
@@ -81,10 +91,9 @@ def machine_cost(sizes: ModelSizes, plans: Plans, seq: int, machine: CpuMachine)
     """
     costs = CpuParts(sizes, plans, seq, machine).cost().parts
     # Nothing hides the collectives of tp: all ranks wait for the last one, and for their wake-up.
-    blocking = replace(CpuMachine(1), form=tuple(float(name == "tensor") for name in FORMS))
     waits = 0.0 * plans.tp
     if machine.wait:
-        at_collectives = machine_cost(sizes, plans, seq, blocking).cpu_seconds
+        at_collectives = machine_cost(sizes, plans, seq, unit("tensor")).cpu_seconds
         waits = machine.wait * np.where(plans.sequence_parallel, 2, 1) * at_collectives
     path = np.add.reduce(list(costs.values())) + plans.micro_batches * machine.micro_batch
     # All ranks sum the tokens and the loss, and those with different parameters the norm of the gradients.

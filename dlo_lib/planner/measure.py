@@ -27,7 +27,7 @@ from dlo_lib.parallel.pipeline.table import ScheduleKind
 from dlo_lib.parallel.plan import ParallelPlan, ZeroStage
 from dlo_lib.parallel.sharding.transport import BufferPool, default_transport
 from dlo_lib.planner.laws import without_negatives
-from dlo_lib.planner.machine import COMPUTING, FORMS, KINDS, CpuMachine, MachineCost, machine_cost
+from dlo_lib.planner.machine import COMPUTING, FORMS, KINDS, CpuMachine, MachineCost, machine_cost, unit
 from dlo_lib.planner.plans import Array, Checkpointing, Plans
 from dlo_lib.planner.sizes import ModelSizes
 
@@ -130,17 +130,13 @@ def with_forms(
     Args:
         idle: the seconds of each run without CPU time, of which those of "tensor" give ``wait``.
     """
-    found = dict.fromkeys(FORMS, 0.0)
-    for (name, run), measured in zip(forms.items(), seconds):
-        unit = CpuMachine(machine.cores, form=tuple(float(name == form) for form in FORMS))
-        messages = float(predicted(run, unit).cpu_seconds[0])
-        rest = float(measured - predicted(run, machine).cpu_seconds[0])
+    found, wait = dict.fromkeys(FORMS, 0.0), 0.0
+    for index, (name, run) in enumerate(forms.items()):
+        messages = float(predicted(run, unit(name)).cpu_seconds[0])
+        rest = float(seconds[index] - predicted(run, machine).cpu_seconds[0])
         found[name] = max(rest, 0.0) / messages
-    wait = 0.0
-    if idle is not None and "tensor" in forms:
-        unit = CpuMachine(machine.cores, form=tuple(float(name == "tensor") for name in FORMS))
-        collectives = float(predicted(forms["tensor"], unit).cpu_seconds[0])
-        wait = max(float(idle[list(forms).index("tensor")]), 0.0) / collectives
+        if name == "tensor" and idle is not None:
+            wait = max(float(idle[index]), 0.0) / messages
     return replace(machine, form=tuple(found.values()), wait=wait)
 
 
@@ -148,15 +144,10 @@ def fit_machine(runs: Sequence[SmallRun], seconds: Array, cores: int) -> CpuMach
     """Return the constants of computation for which the predictions of ``runs`` are nearest to ``seconds``,
     in relative terms, and none below 0."""
 
-    def with_constants(constants: dict[str, Any]) -> CpuMachine:
-        return replace(CpuMachine(cores), **constants)
-
-    def column(name: str) -> list[float]:
-        unit = with_constants({name: 1.0})
-        return [float(predicted(run, unit).cpu_seconds[0]) for run in runs]
-
-    counts = np.array([column(name) for name in COMPUTING]).T / np.asarray(seconds)[:, None]
-    return with_constants(dict(zip(COMPUTING, map(float, without_negatives(counts, np.ones(len(runs)))))))
+    counts = np.array([[predicted(run, unit(name)).cpu_seconds[0] for name in COMPUTING] for run in runs])
+    found = without_negatives(counts / np.asarray(seconds)[:, None], np.ones(len(runs)))
+    constants: dict[str, Any] = dict(zip(COMPUTING, map(float, found)))
+    return CpuMachine(cores, **constants)
 
 
 def predicted(run: SmallRun, machine: CpuMachine) -> MachineCost:
