@@ -55,15 +55,6 @@ def lines(ax: Axes, series: Mapping[str, Sequence[float]]) -> None:
 
 
 @styled
-def descent(norms: Mapping[str, Sequence[float]]) -> Figure:
-    """How far three convex functions are from their minimum, over the steps."""
-    (ax,) = panels(width=8, height=3.4)
-    lines(ax, norms)
-    ax.legend(loc="upper left")
-    return finish(ax, xlabel="step", ylabel="|x|", title="three convex functions, three ranks")
-
-
-@styled
 def feedback(norms: Mapping[str, Sequence[float]], losses: Mapping[str, Sequence[float]]) -> Figure:
     """On the left three convex functions, on the right a small network, with and without error feedback."""
     left, right = panels(2, width=12, height=3.9)

@@ -12,17 +12,11 @@ def sparse_means(student, rank, world, cases):
 
 
 @scenario
-def fed(student, xs, compress):
-    """What is sent for each tensor, and the tensors after the calls."""
-    feedback = student.ErrorFeedback(compress)
-    return [[feedback(x) for x in xs], xs]
-
-
-@scenario
-def fed_by_turns(student, xs, compress, other):
-    """Two objects, which get the tensors by turns: what is sent for each tensor."""
-    both = student.ErrorFeedback(compress), student.ErrorFeedback(other)
-    return [both[number % 2](x) for number, x in enumerate(xs)]
+def fed(student, xs, each):
+    """What is sent for each tensor by objects that get them by turns, one for each compression, and the
+    tensors after the calls."""
+    objects = [student.ErrorFeedback(compress) for compress in each]
+    return [[objects[i % len(objects)](x) for i, x in enumerate(xs)], xs]
 
 
 @scenario

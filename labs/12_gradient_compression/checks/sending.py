@@ -184,26 +184,26 @@ def follows(t, what: Compression, xs: list[Tensor], got: list, whose: str = "") 
         same(t, got[i], what.sent[i], "the result of call {i}" + whose, None, 1e-5, i=i)
 
 
-def fed_once(student, t, calls: int) -> tuple[Compression, list[Tensor], list, list]:
-    """A compression, the tensors, what was sent for each of them, and the tensors after the calls."""
+def fed_by_turns(student, t, objects: int, calls: int) -> tuple[list[Compression], list[Tensor], list, list]:
+    """A compression for each object, the tensors, what was sent for each, and the tensors afterwards."""
     size = t.integer(4, 9)
-    xs, what = [t.normal(size) for _ in range(calls)], Compression(t, size, calls)
-    result = student.run(scenarios.fed, xs=[x.clone() for x in xs], compress=what.asked)
-    got, after = t.items(result, 2, "the results")
-    return what, xs, t.items(got, calls, "what is sent"), after
+    xs, each = [t.normal(size) for _ in range(calls)], [Compression(t, size, calls) for _ in range(objects)]
+    inputs = {"xs": [x.clone() for x in xs], "each": [what.asked for what in each]}
+    got, after = t.items(student.run(scenarios.fed, **inputs), 2, "the results")
+    return each, xs, t.items(got, calls, "what is sent"), after
 
 
 @check("feedback", points=2)
 def check_feedback(student, t):
     "What is left out is added to the next tensor, for any compression"
-    what, xs, got, _ = fed_once(student, t, t.integer(4, 6))
+    (what,), xs, got, _ = fed_by_turns(student, t, 1, t.integer(4, 6))
     follows(t, what, xs, got)
 
 
 @check("feedback", points=1)
 def check_feedback_argument(student, t):
     "The argument, the results and a state stay unchanged"
-    what, xs, _, after = fed_once(student, t, 3)
+    (what,), xs, _, after = fed_by_turns(student, t, 1, 3)
     moved = len(what.arrived) == 3 and not torch.equal(what.arrived[1], xs[1])
     t.that(moved, "not tested yet: no error is added, see the first check")
     same(t, after, xs, "argument {i} after the calls", rtol=0, atol=0)
@@ -219,12 +219,8 @@ def check_feedback_argument(student, t):
 @check("feedback", points=1)
 def check_feedback_objects(student, t):
     "Each object has its own error"
-    size, calls = t.integer(4, 9), 6
-    xs = [t.normal(size) for _ in range(calls)]
-    both = Compression(t, size, 3), Compression(t, size, 3)
-    inputs = {"xs": [x.clone() for x in xs], "compress": both[0].asked, "other": both[1].asked}
-    got = t.items(student.run(scenarios.fed_by_turns, **inputs), calls, "what is sent")
-    for number, what in enumerate(both):
+    each, xs, got, _ = fed_by_turns(student, t, 2, 6)
+    for number, what in enumerate(each):
         whose = ". Two objects are used by turns: each has its own error"
         follows(t, what, xs[number::2], got[number::2], whose)
 
