@@ -39,24 +39,19 @@ def lines(series: Mapping[str, Sequence[float]], xlabel: str, ylabel: str) -> Fi
 
 
 @styled
-def runs(
-    accuracies: Mapping[str, Sequence[float]], title: str, predicted: Predicted, bands: int = 1
-) -> Figure:
-    """Plot the test accuracy of each run as a point and the mean as a bar, a row per optimiser and batch.
+def runs(accuracies: Mapping[str, Sequence[float]], title: str, predicted: Predicted) -> Figure:
+    """Plot the test accuracy of each run as a point and the mean as a bar, two rows per optimiser.
 
-    Args:
-        predicted: in percent, under the names of the rows.
-        bands: the number of rows that belong together.
+    ``predicted``: in percent, under the names of the rows.
     """
     (axes,) = panels(width=9, height=1.2 + 0.36 * len(accuracies))
     for row, values in enumerate(accuracies.values()):
-        style, percent = METHODS[row // bands], [100 * value for value in values]
-        if (row // bands) % 2:
+        style, percent = METHODS[row // 2], [100 * value for value in values]
+        if row // 2 % 2:
             axes.axhspan(row - 0.5, row + 0.5, color=SKY, alpha=0.25, linewidth=0)
         axes.plot(percent, [row] * len(percent), **style.points(), alpha=0.6)
-        axes.plot(
-            [sum(percent) / len(percent)] * 2, [row - 0.35, row + 0.35], color=style.colour, linewidth=3
-        )
+        mean = sum(percent) / len(percent)
+        axes.plot([mean, mean], [row - 0.35, row + 0.35], color=style.colour, linewidth=3)
     mark_predicted(axes, {name: row for row, name in enumerate(accuracies)}, predicted, horizontal=True)
     if axes.get_legend_handles_labels()[1]:
         legend(axes, "right")
