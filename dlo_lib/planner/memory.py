@@ -144,19 +144,20 @@ class _Rank:
         end of the backward, and the optimiser."""
         always = parts[Part.WEIGHTS] + parts[Part.OPTIMIZER_STATE] + parts[Part.BUFFERS]
         cast, held = parts[Part.CAST_WEIGHTS], 4 * self.owned_from(2)
-        # In a pipeline, gradients exist before the last forward; without, they grow as activations shrink.
-        early = np.where(self.pipelined & ~self.sharded, held, 0)
-        units = np.where(self.pipelined, self.early_units(), parts[Part.UNITS] * 2 / 3) * self.sharded
+        # In a pipeline, gradients exist before the last forward, unless no backward runs before it; without,
+        # they grow as activations shrink.
+        before = self.pipelined & (self.flight < self.plans.micro_batches * self.plans.chunks)
+        early = np.where(before & ~self.sharded, held, 0)
+        units = np.where(self.pipelined, (2 + 4 * before) * self.owned, 4 * self.table) * self.sharded
         working = always + early + cast + units
         loss = working + parts[Part.LOGITS_AND_LOSS] + self.waiting() + self.tokens * self.beside()
         last = working + parts[Part.ACTIVATIONS] + np.where(self.has_head, 4 * self.table, 0)
         # After the backward of one micro-batch, all gradients exist while the others wait.
         whole = always + cast + np.where(self.sharded, parts[Part.UNITS], held)
         one_less = (whole + parts[Part.ACTIVATIONS] - self.waiting() / self.flight) * self.pipelined
+        whole_block = np.maximum.reduce([self.kept(kind) + self.in_block(kind) for kind in self.kinds])
         all_but_one = np.maximum(held - 4 * self.table / np.where(self.plans.stage >= 2, self.ranks, 1), 0)
-        first = (
-            always + all_but_one + parts[Part.UNITS] + self.tokens * (self.largest_block() + self.in_block())
-        )
+        first = always + all_but_one + parts[Part.UNITS] + self.tokens * whole_block
         end = always + parts[Part.GRADIENTS] + parts[Part.UNITS]
         sums = always + held + self.summed()
         update = always + np.minimum(parts[Part.GRADIENTS], held) + parts[Part.STEP_TEMPORARIES]
@@ -171,8 +172,11 @@ class _Rank:
         whole = np.where(self.wrapped, (2 if tied else 1) * table, np.where(tied, 2 * table, 0))
         buckets = np.minimum(4 * self.owned / p.chunks, np.maximum(_BUCKET, 1.5 * table * ends))
         sharded = held + (2.5 if tied else 1) * table
-        piped = np.where(self.wrapped, buckets, in_bf16 * ends)
-        added = np.where(self.pipelined, piped, np.maximum(whole, self.gate_up()))
+        # With a wrapper, the gradient of an expert in fp32 exists beside its bucket; without, only in bf16.
+        piped = np.where(self.wrapped, buckets + in_bf16 * (self.blocks == 0), in_bf16 * ends)
+        added = np.where(
+            self.pipelined, piped, np.maximum(whole, np.where(self.wrapped, 1, 0.5) * self.gate_up())
+        )
         matrices = 4 * self.sizes.hidden * self.sizes.shared / p.tp * (self.blocks > 0)
         waiting = np.maximum(held, np.maximum(in_bf16 * ends, matrices))
         by_unit = np.where(self.pipelined, waiting, held + in_bf16)
@@ -202,8 +206,9 @@ class _Rank:
         freed = (p.checkpointing == 2) & ((p.tp > 1) | self.pipelined)
         copies = np.where(freed, np.minimum(2, self.blocks), self.blocks * self.flight / p.chunks)
         head = np.where(self.has_head, self.table * self.head_flight(), 0)
+        unit = np.maximum.reduce([self.block_of(kind) + kind.expert_parameters for kind in self.kinds])
         largest = np.maximum(
-            self.block * (self.blocks > 0), np.where(self.has_table | self.has_head, self.table, 0)
+            unit * (self.blocks > 0), np.where(self.has_table | self.has_head, self.table, 0)
         )
         mixed = np.where(p.checkpointing == 2, np.minimum(1, self.blocks), copies) * self.expert
         return np.where(self.sharded, 2 * largest / self.ranks, 2 * (copies * self.block + mixed + head))
@@ -221,12 +226,6 @@ class _Rank:
         whole = np.where(self.pipelined, 6 * self.owned, in_turn)
         return np.where(self.sharded, whole, np.where(self.plans.stage == 2, buckets, 0))
 
-    def early_units(self) -> Array:
-        """The units of a pipeline while the most activations wait: without gradients, if no backward has run
-        before the last forward."""
-        none_before = self.flight >= self.plans.micro_batches * self.plans.chunks
-        return np.where(none_before, 2, 6) * self.owned
-
     def kept(self, z: ModelSizes) -> Array:
         """The bytes a token that a block keeps for its backward, without checkpointing."""
         p = self.plans
@@ -236,10 +235,6 @@ class _Rank:
         exchanged = (p.cp > 1) & (p.context != 0)
         features = (4 + 2 * exchanged) * z.queries + 4 * z.keys + np.where(p.fused, 6, 8) * z.shared
         return inputs - np.where(p.fused, 8 * h / s, 0) + features / p.tp + routed(z) / s
-
-    def largest_block(self) -> Array:
-        """What the block keeps that keeps the most: one with experts or one without."""
-        return np.maximum.reduce([self.kept(kind) for kind in self.kinds])
 
     def waiting(self) -> Array:
         """The activations between forward and backward, in all micro-batches in flight."""
@@ -256,14 +251,18 @@ class _Rank:
         """The bytes a token of the input of a block."""
         return np.where(self.sharded, 2, 4) * self.sizes.hidden / self.plans.split
 
-    def in_block(self) -> Array:
-        """The bytes a token of the temporary tensors in the backward of a block: of its MLP, or of a norm."""
-        z, p = self.sizes, self.plans
+    def in_block(self, z: ModelSizes) -> Array:
+        """The bytes a token of the temporary tensors in the backward of a block: of its MLP or its experts,
+        or of a norm."""
+        p = self.plans
         part, wide = z.hidden / p.split, z.shared / p.tp
         gathered = np.where(self.sharded & p.sequence_parallel, 2 * z.hidden, 0)
         mlp = np.where(self.sharded, 2, 4) * part + 4 * wide + gathered
-        norm = np.where(p.fused, 0, 18 * part - 8 * wide - gathered)
-        return np.maximum(mlp, norm)
+        freed = 8 * wide + gathered
+        if z.moe is not None:  # the gradients of the results and of the inputs of experts, and their sums
+            mlp = np.maximum(mlp, 6 * (z.moe.top_k + 1) * part)
+            freed = freed + z.moe.top_k * (4 * z.hidden + 8 * z.moe.intermediate) / p.split
+        return np.maximum(mlp, np.where(p.fused, 0, 18 * part - freed))
 
     def beside(self) -> Array:
         """The bytes a token beside the blocks: received messages, inputs of the stage, waiting last norms."""
@@ -276,9 +275,12 @@ class _Rank:
     def activations(self) -> Array:
         """What waits, and the largest temporary tensors: of a block, or of the last norm."""
         p, part = self.plans, self.sizes.hidden / self.plans.split
-        recomputed = self.largest_block() - np.where(self.sharded, 0, self.input())
-        again = np.where(p.checkpointing == 2, recomputed, 0)
-        in_block = np.where(self.blocks > 0, again + self.in_block(), 0)
+        recomputed = (p.checkpointing == 2) * 1.0
+        input_kept = np.where(self.sharded, 0, self.input())
+        in_block = np.maximum.reduce(
+            [recomputed * (self.kept(kind) - input_kept) + self.in_block(kind) for kind in self.kinds]
+        )
+        in_block = in_block * (self.blocks > 0)
         last_norm = np.where(self.has_head, np.where(p.fused, 12, 24) * part, 0)
         # A partial gradient exists before and after it is scaled.
         scaled = np.where(p.sequence_parallel & ~self.sharded, self.gate_up(), 0)

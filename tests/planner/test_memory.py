@@ -101,9 +101,10 @@ def outside(parts: list[tuple[str, float, float, float]]) -> set[str]:
     return {row[0] for row in parts if abs(row[1] - row[2]) > max(0.05 * row[1], 0.02 * row[3])}
 
 
-@pytest.mark.parametrize(("pipelined", "most"), [(False, 0.02), (True, 0.06)], ids=["one stage", "pipeline"])
+@pytest.mark.parametrize(("pipelined", "most"), [(False, 0.01), (True, 0.04)], ids=["one stage", "pipeline"])
 def test_every_part_of_drawn_plans_with_experts_is_within_5_percent(pipelined, most):
-    """As above; in pipelines, where the blocks of a stage differ, for 94 % of the parts."""
+    """As above; in pipelines, where the blocks of a stage differ, for 96 % of the parts. No peak is off by
+    more than 12 %."""
     chosen = [row for row in WITH_EXPERTS if (row["pp"] > 1) == pipelined]
     assert len(chosen) >= 10
     assert {row["ep"] for row in WITH_EXPERTS} == {1, 2, 4}
@@ -111,7 +112,7 @@ def test_every_part_of_drawn_plans_with_experts_is_within_5_percent(pipelined, m
     rows = compared(chosen)
     parts = [row for row in rows if row[3]]
     assert len(off := outside(parts)) <= most * len(parts), off
-    assert [row for row in rows if not row[3] and abs(row[2] / row[1] - 1) > 0.11] == []
+    assert [row for row in rows if not row[3] and abs(row[2] / row[1] - 1) > 0.12] == []
 
 
 def test_stored_measurements_are_those_of_today(request):
