@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import math
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -243,7 +244,7 @@ def write_files(found: Found, row: int, out: Path, site: str, account: str) -> N
     write_text(
         out / "train.txt", "python -m dlo_lib.train " + " ".join(options(train_options(found, row))) + "\n"
     )
-    write_text(out / "megatron.txt", "pretrain_gpt.py " + " ".join(megatron_arguments(found, row)) + "\n")
+    write_text(out / "megatron.txt", "pretrain_gpt.py " + shlex.join(megatron_arguments(found, row)) + "\n")
     write_text(out / "torchtitan.toml", torchtitan_config(found, row))
     with contextlib.redirect_stdout(io.StringIO()):  # the announcement of the job
         script = cluster.submit(

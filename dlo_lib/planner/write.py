@@ -70,7 +70,14 @@ def megatron_arguments(found: Found, row: int = 0) -> list[str]:
     if p.pp[row] > 1 and p.chunks[row] > 1:
         layers = max(1, sizes.layers // int(p.pp[row] * p.chunks[row]))
         values["--num-layers-per-virtual-pipeline-stage"] = layers
+    if (moe := sizes.moe) is not None:
+        values["--num-experts"], values["--moe-router-topk"] = moe.num_experts, moe.top_k
+        values["--moe-ffn-hidden-size"] = moe.intermediate
+        if moe.shared_intermediate:
+            values["--moe-shared-expert-intermediate-size"] = moe.shared_intermediate
     words = [word for name, value in values.items() for word in (name, str(value))]
+    if moe is not None and moe.every > 1:  # the last of each group of blocks has experts
+        words += ["--moe-layer-freq", f"([0]*{moe.every - 1}+[1])*{sizes.layers // moe.every}"]
     words += ["--swiglu", "--group-query-attention", "--bf16"]
     words += ["--sequence-parallel"] * bool(p.sequence_parallel[row])
     # Its FSDP2 refuses a pipeline: the nearest there is to distribute the states.

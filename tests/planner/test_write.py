@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tomllib
 from dataclasses import replace
 
@@ -55,3 +56,13 @@ def test_megatron_has_no_fsdp2_in_a_pipeline(found):
     assert "--use-distributed-optimizer" not in plain
     whole = replace(found, plans=replace(found.plans, stage=np.zeros(2, int)))
     assert "--use-distributed-optimizer" not in megatron_arguments(whole, 0)
+
+
+def test_megatron_knows_the_experts_of_a_model(found):
+    assert "--num-experts" not in megatron_arguments(found, 1)
+    found = replace(found, request=replace(found.request, model="tiny-moe"))
+    words = megatron_arguments(found, 1)
+    given = dict(itertools.pairwise(words))
+    names = ("--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size", "--moe-layer-freq")
+    assert [given[name] for name in names] == ["8", "2", "96", "([0]*1+[1])*1"]
+    assert given["--moe-shared-expert-intermediate-size"] == "96"
