@@ -191,7 +191,7 @@ lab.check("bubble")
 from dlo_lib.labkit import columns
 
 rows = [("degree", "t, with d = 1", "d, with t = 1", "d, as printed")]
-for n in (1, 4, 16, 64, 256):
+for n in (1, 4, 16, 64, 128, 256):
     found = bubble(256, n, 1, BATCH), bubble(256, 1, n, BATCH), (256 - n) * n / BATCH
     rows.append((str(n), *(f"{value:.3f}" for value in found)))
 print(columns(rows))
