@@ -174,10 +174,9 @@ def graded(course: Path, *options: str) -> Cost:
 def _cost(command: list[str], folder: Path) -> Cost:
     printed: list[Printed] = []
     began = time.perf_counter()
-    with _group() as group, tempfile.TemporaryFile("w+") as errors:
-        inside = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group), *command]
+    with counting_group() as group, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
-            inside,
+            inside(group, command),
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -194,7 +193,12 @@ def _cost(command: list[str], folder: Path) -> Cost:
             errors.seek(0)
             raise UserError(f"{command[-2]} {command[-1]} failed: {errors.read().strip().splitlines()[-1:]}")
         wall = time.perf_counter() - began
-        return Cost(wall, _seconds(group), 0.0, tuple(printed))
+        return Cost(wall, group_seconds(group), 0.0, tuple(printed))
+
+
+def inside(group: Path, command: list[str]) -> list[str]:
+    """Return the command that runs ``command`` in a control group."""
+    return ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group), *command]
 
 
 def _held(pid: int) -> int:
@@ -212,7 +216,7 @@ def _command_line(pid: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _group() -> Iterator[Path]:
+def counting_group() -> Iterator[Path]:
     """Create a control group (version 1 or 2) that counts CPU time, for the duration of the context.
 
     Raises:
@@ -235,7 +239,8 @@ def _group() -> Iterator[Path]:
             time.sleep(0.05)
 
 
-def _seconds(group: Path) -> float:
+def group_seconds(group: Path) -> float:
+    """Return the CPU time of all processes that have been in a control group."""
     if (group / "cpuacct.usage").is_file():
         return int((group / "cpuacct.usage").read_text()) / 1e9
     lines = (group / "cpu.stat").read_text().splitlines()

@@ -5,6 +5,7 @@ A command that imports when it runs cannot name its imports: it lets the collect
 
 from __future__ import annotations
 
+import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,8 @@ def without_collector() -> Iterator[None]:
 def collect_rarely() -> None:
     """Let the collector look after ``NEW_OBJECTS`` new objects, not after 700 (2,000 since Python 3.13): for
     a process that ends soon and keeps nearly all that it creates. It saves half of what
-    :func:`without_collector` saves.
+    :func:`without_collector` saves. At the end of Python, the collector looks at nothing: with nbgrader
+    imported, this saves 0.4 s of CPU time.
     """
     gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
+    atexit.register(gc.freeze)

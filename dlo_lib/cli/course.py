@@ -276,10 +276,10 @@ def export(
     course: Course = Path(),
 ) -> None:
     """Write the grades of a lab as a table. The same grades give the same bytes."""
-    from dlo_lib.grading.classroom.gradebook.batch import require_release
     from dlo_lib.grading.classroom.gradebook.export import settled_grades
     from dlo_lib.grading.classroom.gradebook.moodle import has_no_points, moodle_csv
     from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
+    from dlo_lib.grading.classroom.gradebook.nbgrader_steps import require_release
     from dlo_lib.grading.classroom.roster.roster import read_roster
     from dlo_lib.grading.lab.course import find_lab, source_labs
 

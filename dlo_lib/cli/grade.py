@@ -85,6 +85,7 @@ def grade(
         service = None if resume or on_slurm else start_client(info, course, unsafe)
         with service or nullcontext():
             from dlo_lib.grading.classroom.gradebook.batch import Done, Options, grade_lab
+            from dlo_lib.grading.classroom.gradebook.timings import write_timings
 
             judges: Judges | None = service
             if on_slurm:
@@ -107,10 +108,12 @@ def grade(
                 shown = _Running(progress, bar, title)
                 options = Options(jobs or usable_cores(), resume, only, unsafe, keep_manual)
                 table = grade_lab(info, course, show, options, judges, shown)
+    results = course / "grades" / info.directory
     console.print(table.shown())
     for note in table.notes:
         console.print(note, soft_wrap=True, markup=False)
-    console.print(tr("results: {folder}", folder=course / "grades" / info.directory), soft_wrap=True)
+    console.print(tr("results: {folder}", folder=results), soft_wrap=True)
+    write_timings(results, table)  # again, with what the end of the judging service has cost
     if table.stopped:
         raise UserError(table.stopped)
 

@@ -73,3 +73,14 @@ def test_a_collector_that_looks_rarely_still_collects():
     finally:
         gc.callbacks.remove(count)
         gc.set_threshold(*before)
+
+
+def test_a_command_ends_without_a_last_collection():
+    code = """if True:
+        import atexit, gc
+        atexit.register(lambda: print(len(gc.get_objects())))  # handlers run in reverse order
+        from dlo_lib.base.garbage import collect_rarely
+        collect_rarely()
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 10

@@ -42,12 +42,14 @@ from dlo_lib.grading.judge.report import Report
 from dlo_lib.grading.judge.report_store import StoredReport, lab_key
 from dlo_lib.grading.lab.source import LabSource, notebook_text, read_lab
 from dlo_lib.grading.sandbox.isolation import Isolation, Unsandboxed, marked, required_isolation
+from dlo_lib.grading.sandbox.lockdown import PR_SET_CHILD_SUBREAPER, prctl
 
 if TYPE_CHECKING:
     from dlo_lib.grading.judge.cells import Submission
     from dlo_lib.grading.judge.judge import Judge
 
 MOST_SECONDS = 1800  # of one submission, far more than all its checks together need
+REAP_SECONDS = 5.0
 
 
 class JudgeServer:
@@ -66,7 +68,7 @@ class JudgeServer:
             self.checks = load_checks(lab.given, lab.folder)
             rebuild(lab, None)  # builds the release once, before the forks
         self._ready = False
-        self._reference: dict[str, float] = {}  # seconds of computing of the reference solution, by check
+        self._reference: dict[str, float] = {}  # seconds of the reference solution, by check
 
     def ready(self) -> str:
         """Check that the reference solution scores full marks, by the record or by judging it.
@@ -188,55 +190,81 @@ def serve(descriptor: int, settings: dict[str, Any]) -> None:
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     die_with(settings["parent"], signal.SIGTERM)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     control = socket.socket(fileno=descriptor)
     isolation: Isolation = Unsandboxed() if settings["unsafe"] else required_isolation()
     service = JudgeServer(
         read_lab(settings["folder"]), settings["secret"], isolation, Path(settings["record"])
     )
     running: dict[int, dict[str, Any]] = {}  # by pidfd
-    poll = select.poll()
-    poll.register(control, select.POLLIN)
-    gathering: Iterator[bool] | None = None
-    more = False
+    code = 1
     try:
-        while True:
-            ready = poll.poll(0 if more else 1000)
-            if not ready and gathering is not None:
-                more = next(gathering, False)
-            for descriptor, _ in ready:
-                if descriptor in running:
-                    poll.unregister(descriptor)
-                    job, code = running.pop(descriptor), _code_of(descriptor)
-                    if code == -signal.SIGXCPU:
-                        service.give_up(job)
-                        code = 0
-                    _reply(control, tag=job["tag"], code=code)
-                    continue
-                message = control.recv(1 << 16)
-                if not message:
-                    return
-                job = json.loads(message)
-                if job["do"] == "ready":
-                    _reply(control, ready=service.ready())
-                    if gathering is None:
-                        gc.collect()
-                        gc.freeze()  # otherwise the collector of each judge writes to shared pages
-                        gathering, more = collapse(), True
-                else:
-                    handle = _fork(service, job, control)
-                    running[handle] = {**job, "until": time.monotonic() + MOST_SECONDS}
-                    poll.register(handle, select.POLLIN)
-            for handle, job in running.items():
-                if time.monotonic() > job["until"]:
-                    with contextlib.suppress(ProcessLookupError):
-                        signal.pidfd_send_signal(handle, signal.SIGKILL)
-            if not service.zygote.serving:
-                return
+        _serve(service, control, running)
+        code = 0
+    except Exception:  # noqa: BLE001  as Python does at its end
+        traceback.print_exc()
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the client closes its socket, then sends it
         for handle in running:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         service.zygote.close()
+        _reap()
+        sys.stderr.flush()
+        os._exit(code)  # the end of Python and torch would take a second of CPU time
+
+
+def _serve(service: JudgeServer, control: socket.socket, running: dict[int, dict[str, Any]]) -> None:
+    """Answer requests until the client or the zygote ends; ``running`` has the judges, by pidfd."""
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    gathering: Iterator[bool] | None = None
+    more = False
+    while True:
+        ready = poll.poll(0 if more else 1000)
+        if not ready and gathering is not None:
+            more = next(gathering, False)
+        for descriptor, _ in ready:
+            if descriptor in running:
+                poll.unregister(descriptor)
+                job, code = running.pop(descriptor), _code_of(descriptor)
+                if code == -signal.SIGXCPU:
+                    service.give_up(job)
+                    code = 0
+                _reply(control, tag=job["tag"], code=code)
+                continue
+            message = control.recv(1 << 16)
+            if not message:
+                return
+            job = json.loads(message)
+            if job["do"] == "ready":
+                _reply(control, ready=service.ready())
+                if gathering is None:
+                    gc.collect()
+                    gc.freeze()  # otherwise the collector of each judge writes to shared pages
+                    gathering, more = collapse(), True
+            else:
+                handle = _fork(service, job, control)
+                running[handle] = {**job, "until": time.monotonic() + MOST_SECONDS}
+                poll.register(handle, select.POLLIN)
+        for handle, job in running.items():
+            if time.monotonic() > job["until"]:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+        if not service.zygote.serving:
+            return
+
+
+def _reap() -> None:
+    """Wait for the children that have ended or are about to, so that their CPU time counts for the command.
+
+    The sandbox of a zygote ends without waiting for the zygote, which then becomes a child of this process.
+    """
+    end = time.monotonic() + REAP_SECONDS
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < end:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(0.01)
 
 
 def _fork(service: JudgeServer, job: dict[str, Any], control: socket.socket) -> int:

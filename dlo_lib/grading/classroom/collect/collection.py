@@ -32,12 +32,13 @@ from dlo_lib.grading.classroom.collect.arrivals import (
     from_exchange,
 )
 from dlo_lib.grading.classroom.collect.receipt import digest
-from dlo_lib.grading.classroom.gradebook.batch import is_full, require_release
 from dlo_lib.grading.classroom.gradebook.deadlines import Deadlines, settle
 from dlo_lib.grading.classroom.gradebook.export import grades_folder
+from dlo_lib.grading.classroom.gradebook.gradebook_file import is_full
 from dlo_lib.grading.classroom.gradebook.inventory import FILE as INVENTORY
 from dlo_lib.grading.classroom.gradebook.inventory import Inventory, Item, ItemState, shown_time
 from dlo_lib.grading.classroom.gradebook.late_work import COLLECTED, late_folder, stamp
+from dlo_lib.grading.classroom.gradebook.nbgrader_steps import require_release
 from dlo_lib.grading.classroom.gradebook.submission_copy import TIMESTAMP
 from dlo_lib.grading.classroom.roster.archive import fold_name, open_archive
 from dlo_lib.grading.classroom.roster.roster import read_roster

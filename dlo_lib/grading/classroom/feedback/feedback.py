@@ -34,10 +34,10 @@ from dlo_lib.grading.classroom.feedback.student_page import (
     student_page,
     submitted_file,
 )
-from dlo_lib.grading.classroom.gradebook.batch import require_release, run_step, submitted_students
 from dlo_lib.grading.classroom.gradebook.deadlines import deadlines_of, settle
 from dlo_lib.grading.classroom.gradebook.export import grades_folder
 from dlo_lib.grading.classroom.gradebook.inventory import Inventory, ItemState
+from dlo_lib.grading.classroom.gradebook.nbgrader_steps import require_release, run_step, submitted_students
 from dlo_lib.grading.classroom.gradebook.regrade import end_comparison, require_finished
 from dlo_lib.grading.classroom.gradebook.submission_copy import TIMESTAMP
 from dlo_lib.grading.classroom.publish.publication import page_in_exchange

@@ -29,8 +29,8 @@ from dlo_lib.base.intervals import MeanInterval, difference, mean_interval
 from dlo_lib.base.markup import environment
 from dlo_lib.base.provenance import Provenance
 from dlo_lib.base.text import language, tr
-from dlo_lib.grading.classroom.gradebook.batch import require_release, submitted_students
 from dlo_lib.grading.classroom.gradebook.export import REPORTS, grades_folder
+from dlo_lib.grading.classroom.gradebook.nbgrader_steps import require_release, submitted_students
 from dlo_lib.grading.judge.client import read_secret
 from dlo_lib.grading.judge.preprocessor import SECRET_FILE
 from dlo_lib.grading.judge.report import Report

@@ -1,6 +1,7 @@
 """The grades of a class: lateness, nbgrader's gradebook, exports.
 
 - ``nbgrader_course``: creates and opens nbgrader's course
+- ``nbgrader_steps``: the steps of nbgrader's own programs, and their log
 - ``gradebook_file``: the gradebook's file
 - ``deadlines``: lateness and penalties
 - ``manual_points``: points that a grader gave by hand
@@ -11,6 +12,7 @@
 - ``gradebook_entry``: enters a class into the gradebook
 - ``regrade``: what changed checks change, before it is released
 - ``export``: the grades as tables
+- ``timings``: what each submission costs
 - ``moodle``: the grades for Moodle
 
 Imports ``checks``, ``judge``, ``lab``, ``roster`` and ``sandbox``.

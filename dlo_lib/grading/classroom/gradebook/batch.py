@@ -8,18 +8,13 @@ is judged again, alone, before that counts. A killed batch resumes with the repo
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from nbgrader.apps.api import NbGraderAPI
-
-from dlo_lib.base.errors import UserError, causes_of
+from dlo_lib.base.errors import UserError
 from dlo_lib.base.files import write_text
 from dlo_lib.base.temporary_folders import remove_stale
 from dlo_lib.base.text import tr
@@ -35,8 +30,13 @@ from dlo_lib.grading.classroom.gradebook.export import (
     write_results,
 )
 from dlo_lib.grading.classroom.gradebook.gradebook_entry import GradebookEntry
-from dlo_lib.grading.classroom.gradebook.gradebook_file import LOCK_SECONDS, back_up, is_locked
+from dlo_lib.grading.classroom.gradebook.gradebook_file import LOCK_SECONDS, back_up, is_full, is_locked
 from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
+from dlo_lib.grading.classroom.gradebook.nbgrader_steps import (
+    check_cells,
+    require_release,
+    submitted_students,
+)
 from dlo_lib.grading.classroom.gradebook.regrade import (
     CHANGES,
     begin_grading,
@@ -47,6 +47,7 @@ from dlo_lib.grading.classroom.gradebook.regrade import (
     write_changes,
 )
 from dlo_lib.grading.classroom.gradebook.submission_copy import FOLDER, staged_copy
+from dlo_lib.grading.classroom.gradebook.timings import write_timings
 from dlo_lib.grading.classroom.roster.roster import read_roster, unknown_student
 from dlo_lib.grading.judge.array import JudgesStopped
 from dlo_lib.grading.judge.client import LOG_FILE, JudgeClient, JudgeJob, Judges, Waiting, read_secret
@@ -56,15 +57,12 @@ from dlo_lib.grading.judge.report_store import StoredReport, lab_key, load, repo
 from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.grading.lab.release import release_notebook
 from dlo_lib.grading.lab.source import (
-    TEST_PREFIX,
-    CellKind,
     LabSource,
     notebook_text,
     read_lab,
     source_folder,
 )
 from dlo_lib.grading.sandbox.isolation import required_isolation
-from dlo_lib.grading.sandbox.limits import tree_cpu_seconds
 
 EXHAUSTED = (Status.TIMEOUT.value, Status.OOM.value)
 LEAST_FREE = 32 << 20  # bytes on the disk of the course; a row needs a few MB
@@ -131,7 +129,7 @@ def grade_lab(
     course = open_course(folder)
     source = read_lab(source_folder(lab))
     require_release(course, lab)
-    _check_cells(course, source)
+    check_cells(course, source)
     settle(course, lab)  # a wrong course file is refused before anything is judged
     students = submitted_students(course, lab)
     if not students:
@@ -177,7 +175,9 @@ def grade_lab(
         table = read_grades(course, lab)
         versions = {row.student: row.checks for row in table.rows}
         changed = write_changes(results, changes_of(results, results / REPORTS, versions))
-        write_results(course, table, batch.judged, tree_cpu_seconds(os.getpid()))
+        table = replace(table, judged=tuple(batch.judged))
+        write_results(course, table)
+        write_timings(results, table)
         if completes and not stopped:
             end_grading(results)
     return replace(table, notes=(*changed_checks(before, table), *changed, *table.notes), stopped=stopped)
@@ -324,87 +324,6 @@ class _Batch:
             log.write(f"--- {student}: {text}\n")
 
 
-def _check_cells(course: NbGraderAPI, lab: LabSource) -> None:
-    """Check that the gradebook has the current questions and points of ``lab``.
-
-    Raises:
-        UserError: they differ.
-    """
-    with course.gradebook as gradebook:
-        notebook = gradebook.find_notebook(lab.info.name, lab.info.directory)
-        known = {cell.name: cell.max_score for cell in notebook.grade_cells}
-    asked = {cell.id: cell.points for cell in lab.cells if cell.kind is CellKind.TEST}
-    if changed := sorted(name.removeprefix(TEST_PREFIX) for name, _ in known.items() ^ asked.items()):
-        text = (
-            "{lab} was changed after its release ({questions}): generate it again; "
-            "nbgrader accepts new questions only before the first submission"
-        )
-        raise UserError(tr(text, lab=lab.info.directory, questions=", ".join(dict.fromkeys(changed))))
-
-
-def is_full(error: BaseException) -> bool:
-    """Return whether an error, or what caused it, is a full disk or quota; SQLite reports it in words."""
-    full = (errno.ENOSPC, errno.EDQUOT)
-    return any(getattr(one, "errno", None) in full or "disk is full" in str(one) for one in causes_of(error))
-
-
 def _ran_out(report: Report) -> bool:
     checks = (check for question in report.questions.values() for check in question.checks)
     return any(check.status in EXHAUSTED for check in checks)
-
-
-def grade_lab_stock(lab: LabInfo, folder: str | Path = ".") -> GradeTable:
-    """Grade the same submissions with nbgrader's execution, in ``stock/`` of the course, as a cross-check.
-
-    Honest submissions get the same points from both. Never publish these grades: a notebook can forge them.
-
-    Raises:
-        UserError: ``folder`` is no course of this library.
-    """
-    course = open_course(folder, stock=True)
-    run_step(course, "stock generate", course.generate_assignment(lab.directory))
-    require_release(course, lab)
-    for student in submitted_students(course, lab):
-        log_step(course, f"autograde {student}", course.autograde(lab.directory, student))
-    return read_grades(course, lab)
-
-
-def require_release(course: NbGraderAPI, lab: LabInfo) -> None:
-    """Check that the lab is released in the course.
-
-    Raises:
-        UserError: the gradebook does not contain the lab.
-    """
-    with course.gradebook as gradebook:
-        if lab.directory not in {assignment.name for assignment in gradebook.assignments}:
-            raise UserError(
-                f"{lab.directory} is not in the gradebook: `dlo release {lab.directory}` comes first"
-            )
-
-
-def submitted_students(course: NbGraderAPI, lab: LabInfo) -> list[str]:
-    """Return the students whose submission of ``lab`` is collected, sorted."""
-    return sorted(course.get_submitted_students(lab.directory))
-
-
-def run_step(course: NbGraderAPI, name: str, result: dict[str, Any]) -> None:
-    """Log nbgrader's output of a step for the whole class.
-
-    Raises:
-        UserError: the step failed; the message has its last line and names the log.
-    """
-    log = log_step(course, name, result)
-    if not result["success"]:
-        last = result["error"].strip().splitlines()[-1]
-        raise UserError(f"nbgrader's step {name!r} failed: {last} (all of it is in {log})")
-
-
-def log_step(course: NbGraderAPI, name: str, result: dict[str, Any]) -> Path:
-    """Append nbgrader's output of a step to the course's log; return the log."""
-    file = Path(course.coursedir.root) / LOG_FILE
-    with open(file, "a", encoding="utf-8", errors="replace") as log:
-        log.write(
-            f"--- {name}: {'done' if result['success'] else 'failed'}\n"
-            f"{result.get('log', '')}{result.get('error', '')}\n"
-        )
-    return file

@@ -34,8 +34,6 @@ from dlo_lib.grading.lab.times import how_late
 
 REPORTS = "reports"
 RESULTS = "results"
-SHARED = "(all students)"  # the row of timings.csv that belongs to no student
-OWN_SECONDS = ("judge_cpu", "student_cpu", "start_cpu")
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,8 @@ class GradeRow:
 @dataclass(frozen=True)
 class GradeTable:
     """The grades of a lab, sorted by student; ``questions`` in the lab's order, with their maximal points;
-    ``notes`` on what the instructor should look at; ``stopped``: why the batch ended before all were graded.
+    ``notes`` on what the instructor should look at; ``stopped``: why the batch ended before all were graded;
+    ``judged``: the students whose submissions this run has judged.
     """
 
     lab: LabInfo
@@ -78,6 +77,7 @@ class GradeTable:
     rows: tuple[GradeRow, ...]
     notes: tuple[str, ...] = ()
     stopped: str = ""
+    judged: tuple[str, ...] = ()
 
     def csv(self) -> str:
         """Return the table as CSV; the same grades give the same text."""
@@ -189,34 +189,11 @@ def changed_checks(before: Totals, table: GradeTable) -> list[str]:
     return notes
 
 
-def write_results(
-    course: NbGraderAPI, table: GradeTable, judged: Collection[str] = (), spent: float = 0.0
-) -> Path:
-    """Write ``results.csv``, ``results.json`` and ``timings.csv``; return their folder.
-
-    The last row of the times is what the students share: the proof, the processes from which theirs are
-    forked, these forks, and the command.
-
-    Args:
-        judged: the students that this run has judged.
-        spent: CPU time of this run in seconds, with all its processes on this machine.
-    """
+def write_results(course: NbGraderAPI, table: GradeTable) -> Path:
+    """Write ``results.csv`` and ``results.json``; return their folder."""
     folder = grades_folder(course, table.lab)
     write_text(folder / f"{RESULTS}.csv", table.csv())
     write_text(folder / f"{RESULTS}.json", table.json())
-    timings = {
-        row.student: stored.timing
-        for row in table.rows
-        if (stored := _stored(course, table.lab, row.student)) is not None
-    }
-    own = sum(timings.get(student, {}).get(kind, 0.0) for student in judged for kind in OWN_SECONDS)
-    if spent > own:
-        timings[SHARED] = {"shared_cpu": round(spent - own, 3)}
-    kinds = sorted({kind for timing in timings.values() for kind in timing})
-    rows = [
-        [student, *(f"{timing.get(kind, 0.0):g}" for kind in kinds)] for student, timing in timings.items()
-    ]
-    write_text(folder / "timings.csv", csv_text(["student", *(f"{kind}_seconds" for kind in kinds)], rows))
     return folder
 
 

@@ -8,6 +8,7 @@ whose gradebook is in another database than SQLite have neither.
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
 import sqlite3
 from pathlib import Path
@@ -34,6 +35,12 @@ def patient_url(url: str) -> str:
 def is_locked(error: BaseException) -> bool:
     """Return whether an error, or what caused it, is a gradebook that another program holds."""
     return any("database is locked" in str(one) for one in causes_of(error))
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether an error, or what caused it, is a full disk or quota; SQLite reports it in words."""
+    full = (errno.ENOSPC, errno.EDQUOT)
+    return any(getattr(one, "errno", None) in full or "disk is full" in str(one) for one in causes_of(error))
 
 
 def locked_gradebook(folder: Path) -> UserError:

@@ -22,9 +22,10 @@ from nbgrader.utils import capture_log, temp_attrs
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.base.files import state_dir, write_text
-from dlo_lib.grading.classroom.gradebook.batch import Options, grade_lab, run_step
+from dlo_lib.grading.classroom.gradebook.batch import Options, grade_lab
 from dlo_lib.grading.classroom.gradebook.export import GradeTable, grades_folder
 from dlo_lib.grading.classroom.gradebook.nbgrader_course import create_course, open_course
+from dlo_lib.grading.classroom.gradebook.nbgrader_steps import run_step
 from dlo_lib.grading.classroom.publish.publication import publish
 from dlo_lib.grading.lab.course import LabInfo
 from dlo_lib.grading.lab.source import notebook_text, read_lab, source_folder

@@ -12,8 +12,8 @@ from nbgrader.utils import capture_log, notebook_hash, temp_attrs
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.base.text import tr
-from dlo_lib.grading.classroom.gradebook.batch import run_step
 from dlo_lib.grading.classroom.gradebook.nbgrader_course import CONFIG_FILE
+from dlo_lib.grading.classroom.gradebook.nbgrader_steps import run_step
 from dlo_lib.grading.classroom.roster.course_access import keep_entries
 from dlo_lib.grading.lab.course import REFERENCES_FILE, LabInfo
 from dlo_lib.grading.lab.release import write_source

@@ -24,8 +24,8 @@ from nbgrader.apps.api import NbGraderAPI
 
 import dlo_lib
 from dlo_lib.base.files import write_text
-from dlo_lib.grading.classroom.gradebook.batch import require_release, submitted_students
 from dlo_lib.grading.classroom.gradebook.export import grades_folder
+from dlo_lib.grading.classroom.gradebook.nbgrader_steps import require_release, submitted_students
 from dlo_lib.grading.classroom.roster.tables import csv_text
 from dlo_lib.grading.classroom.similar.fingerprints import fingerprints, marks
 from dlo_lib.grading.classroom.similar.hidden_code import code_files, reasons

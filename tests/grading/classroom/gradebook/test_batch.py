@@ -26,10 +26,11 @@ from dlo_lib.base.errors import UserError
 from dlo_lib.grading.classroom.feedback.feedback import make_feedback
 from dlo_lib.grading.classroom.gradebook import batch
 from dlo_lib.grading.classroom.gradebook.batch import Done, Options, grade_lab
-from dlo_lib.grading.classroom.gradebook.export import SHARED, GradeTable, settled_grades
+from dlo_lib.grading.classroom.gradebook.export import GradeTable, settled_grades
 from dlo_lib.grading.classroom.gradebook.gradebook_entry import GradebookEntry
 from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
 from dlo_lib.grading.classroom.gradebook.regrade import CHANGES, end_comparison
+from dlo_lib.grading.classroom.gradebook.timings import SHARED
 from dlo_lib.grading.judge.client import JudgeClient, JudgeJob, Waiting
 from dlo_lib.grading.judge.grader_lock import only_grader
 from dlo_lib.grading.judge.report import GRADED, CheckReport, QuestionReport, Report

@@ -12,8 +12,9 @@ import nbformat
 import pytest
 
 from dlo_lib.base.errors import UserError
-from dlo_lib.grading.classroom.gradebook.batch import grade_lab, grade_lab_stock
+from dlo_lib.grading.classroom.gradebook.batch import grade_lab
 from dlo_lib.grading.classroom.gradebook.nbgrader_course import open_course
+from dlo_lib.grading.classroom.gradebook.nbgrader_steps import grade_lab_stock
 from dlo_lib.grading.classroom.publish.demo_class import Classroom, classroom, number_of_steps
 from dlo_lib.grading.judge.client import JudgeClient
 from dlo_lib.grading.lab.course import find_lab, source_labs
