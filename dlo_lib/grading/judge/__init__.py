@@ -7,6 +7,7 @@ One submission:
 - ``cells``: matches its cells with those of the source
 - ``given_functions``: the given functions that checks call
 - ``attempt``: runs cells, and gives checks their names
+- ``judged_ranks``: the workers of a run on ranks
 - ``time_budget``: the seconds that a submission may use
 - ``own_limits``: the time and memory of the judge itself
 - ``calculator``: the process that runs graphs and kernels of a student

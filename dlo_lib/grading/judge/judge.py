@@ -180,7 +180,7 @@ class Judge:
     ) -> None:
         """
         Args:
-            reference: seconds of computing of the reference solution by check, if they are known.
+            reference: seconds of the reference solution by check, if they are known.
             own_time: the time of this process, which :meth:`OwnTime.limited` limits; None: it is not limited.
         """
         self.lab, self.checks, self.secret, self.zygote = lab, checks, secret, zygote
@@ -188,7 +188,7 @@ class Judge:
         self.own_time = own_time or OwnTime()
         self.calculator = Calculator(zygote, self.budget)
         self.crowded = False  # a process ran out of time or memory because of other submissions
-        self.seconds: dict[str, float] = {}  # of computing, by check
+        self.seconds: dict[str, float] = {}  # of computing or sleeping, by check
         self.cut = False
         self.quiz_read = False
         self.computed = 0.0  # CPU time of the student's processes in seconds
@@ -309,7 +309,7 @@ class Judge:
             with calculated_by(self.calculator):
                 outcome = self.outcome(check, student, seed_for(self.secret, self.lab.info.directory, check))
             outcomes[check.name] = replace(outcome, solutions=attempt.holds_solutions)
-            self.seconds[check.name] = attempt.spent - before
+            self.seconds[check.name] = max(attempt.spent - before, student.charged)
         return found
 
     def outcome(self, check: Check, student: Student, seed: int) -> Outcome:

@@ -43,7 +43,7 @@ class ProofRecord:
     def load(self, checks: LabChecks, seconds: dict[str, float] | None = None) -> bool:
         """Restore the results of the twins of ``checks``; return False if there is no record for this key.
 
-        ``seconds``: receives the seconds of computing of the reference solution by check.
+        ``seconds``: receives the seconds of the reference solution by check.
         """
         content = self._content()
         if content is None:

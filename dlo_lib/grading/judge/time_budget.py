@@ -3,8 +3,8 @@
 An answer that does not end costs its limit, and it fails every try. Without a budget, a submission with an
 endless loop in each answer would cost the limits of all its checks, several times. A check has 20 times the
 seconds of the reference solution, and still 5 times these seconds after a limit is exceeded, so that a slow
-answer and a right answer to another question keep their points. These are seconds of computing, which do not
-depend on other submissions.
+answer and a right answer to another question keep their points. These are seconds of computing or sleeping,
+which do not depend on other submissions.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dlo_lib.grading.checks.contract import Check
 from dlo_lib.grading.checks.outcome import Ended, Status
 
 FULL_SECONDS, FULL_FACTOR = 5.0, 20.0  # at most the limit of the check, at least this
-SHORT_SECONDS, SHORT_FACTOR = 2.0, 5.0  # halved with each limit that is exceeded, down to
-LEAST_SECONDS = 0.5  # many times what a check needs whose reference takes milliseconds
+SHORT_SECONDS, SHORT_FACTOR = 2.0, 5.0  # a half, a third, … after one, two, … exceeded limits, down to
+LEAST_SECONDS = 0.25  # many times what a check needs whose reference takes milliseconds
 SHORT_PART = 5  # of the full limit, where the time of the reference solution is not known
 LEAST_LOAD_SECONDS, LOADED_FACTOR = 1.0, 2.0  # of the time in which the cells of this submission have ended
 TOTAL_SECONDS, TOTAL_FACTOR = 20.0, 10.0  # of computing, for the whole submission
@@ -27,7 +27,7 @@ class TimeBudget:
     """The limits of one submission.
 
     Args:
-        reference: seconds of computing of the reference solution by check, as far as they are known.
+        reference: seconds in which the reference solution computes or sleeps, by check, as far as known.
     """
 
     def __init__(self, reference: Mapping[str, float] | None = None) -> None:
@@ -59,7 +59,7 @@ class TimeBudget:
             least = check.seconds if known is None else max(FULL_SECONDS, FULL_FACTOR * known)
         else:
             needed = check.seconds / SHORT_PART if known is None else SHORT_FACTOR * known
-            least = max(LEAST_SECONDS, SHORT_SECONDS / 2**self.exceeded, needed)
+            least = max(LEAST_SECONDS, SHORT_SECONDS / (1 + self.exceeded), needed)
         return min(check.seconds, least)
 
     def load_seconds(self, full: float) -> float:

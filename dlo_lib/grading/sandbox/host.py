@@ -28,7 +28,7 @@ from dlo_lib.base.temporary_folders import locked_folder, remove_stale
 from dlo_lib.grading.sandbox.cgroups import Group, find_hierarchy, group_for, remove_all
 from dlo_lib.grading.sandbox.compiled import compile_library, compile_modules
 from dlo_lib.grading.sandbox.isolation import Isolation, best_isolation, files_of, system_view
-from dlo_lib.grading.sandbox.limits import Limits
+from dlo_lib.grading.sandbox.limits import Limits, pid_of
 from dlo_lib.grading.sandbox.lockdown import WORK
 from dlo_lib.grading.sandbox.start import WorkerRequest
 
@@ -213,8 +213,6 @@ class Zygote:
         hierarchy = find_hierarchy() if self.isolation.confines else None
         if hierarchy is None:
             return None
-        from dlo_lib.grading.sandbox.remote_worker import pid_of
-
         memory = limits.memory + limits.scratch + limits.shared_memory
         return group_for(self._groups, hierarchy, memory, limits.tasks, pid_of(handle))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -149,6 +150,12 @@ def descendants(pid: int) -> Iterator[int]:
         yield from descendants(child)
 
 
+def pid_of(handle: int) -> int:
+    """Return the process id of a pidfd in this pid namespace; -1 if the process has ended."""
+    with open(f"/proc/self/fdinfo/{handle}", encoding="ascii") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
+
+
 def tasks_of(pid: int) -> list[int]:
     """Return the threads of a process; none if it has ended."""
     try:
@@ -199,6 +206,11 @@ def ran_seconds(pid: int) -> float:
 def starved_seconds(pid: int) -> float:
     """Return the seconds in which the first thread of a process was ready to run and had no processor."""
     return _scheduled_seconds(pid)[1]
+
+
+def busy_seconds() -> float:
+    """Return the seconds in which this process has computed or waited for a processor."""
+    return time.process_time() + starved_seconds(os.getpid())
 
 
 def _scheduled_seconds(pid: int) -> tuple[float, float]:

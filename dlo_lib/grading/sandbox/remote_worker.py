@@ -41,12 +41,14 @@ from dlo_lib.grading.sandbox.hidden_memory import (
 )
 from dlo_lib.grading.sandbox.limits import (
     Usage,
+    busy_seconds,
     descendants,
     memory_beyond,
+    pid_of,
     ran_seconds,
     resident_bytes,
     scratch_bytes,
-    starved_seconds,
+    task_state,
     usage,
 )
 from dlo_lib.grading.sandbox.lockdown import WORK
@@ -59,6 +61,9 @@ CALL = '{{"$dict": [["asks", {}], '  # and that of a call of a function of the c
 # A worker with one task has its time, whether it computes or sleeps. Of several tasks, the judge does not
 # know which one the others wait for.
 IDLE_FACTOR, IDLE_FACTOR_OF_SEVERAL = 1.0, 2.0
+# The kernel counts the wait for a processor when the process gets one. Until then it looks like sleep, so the
+# judge looks again at a process that is ready to run.
+READY_SECONDS = 0.05
 LOOK_SECONDS = 0.02  # between two measurements of its memory: one costs 0.5 ms, most answers come sooner
 # No worker has more than this multiple of its time by the wall clock. Several tasks also wait for each other,
 # and children that have ended are not counted in any figure.
@@ -127,7 +132,7 @@ class Worker:
         """CPU time in seconds outside of questions: its start."""
         self._asked = time.monotonic()
         self._before = self._after = self.usage()
-        self._busy_judge = _busy_seconds()
+        self._busy_judge = busy_seconds()
 
     def ask(self, deadline: float, claims: bool = False, **request: Any) -> dict[str, Any]:
         """Send a question and return its answer, a dict with ``value`` or ``fault``. ``claims``: a value in
@@ -148,7 +153,7 @@ class Worker:
         self.channel.claims = claims
         self.asked, self.used = [], self.used or request["do"] != "load"
         self._asked, self._before, self._given = time.monotonic(), self.usage(), None
-        self._busy_judge = _busy_seconds()
+        self._busy_judge = busy_seconds()
         self._answered = False
         self._cells = {cell["id"] for cell in request.get("cells", ())}
         if "cells" in request:  # as one text, because the codec's tree of them would cost each worker 0.3 ms
@@ -277,7 +282,7 @@ class Worker:
         others = [worker.since_asked() for worker in workers if worker is not self]
         busy = own.starved + sum(spent.cpu + spent.starved for spent in others)
         passed = time.monotonic() - self._asked
-        return max(own.cpu, passed - busy - (_busy_seconds() - self._busy_judge))
+        return max(own.cpu, passed - busy - (busy_seconds() - self._busy_judge))
 
     def more_time(self, deadline: float, workers: Sequence[Worker] = ()) -> float:
         """Return the seconds that the worker has left at ``deadline`` for the last question, or 0.
@@ -295,6 +300,8 @@ class Worker:
         idle_left = (IDLE_FACTOR if one else IDLE_FACTOR_OF_SEVERAL) * self._given - self.used_seconds(
             workers
         )
+        if idle_left <= 0 and any(task_state(pid, pid) == "R" for pid in self.processes()):
+            idle_left = READY_SECONDS
         own_left = min(self._given - self.since_asked().cpu, idle_left)
         most = max(LEAST_WALL, WALL_FACTOR * self._given) if one else WALL_FACTOR_OF_SEVERAL * self._given
         wall_left = most - passed
@@ -386,20 +393,9 @@ class Worker:
         )
 
 
-def pid_of(handle: int) -> int:
-    """Return the process id of a pidfd in this pid namespace; -1 if the process has ended."""
-    with open(f"/proc/self/fdinfo/{handle}", encoding="ascii") as lines:
-        return next(int(line.split()[1]) for line in lines if line.startswith("Pid:"))
-
-
 def charged_seconds(workers: Sequence[Worker]) -> float:
     """Return the seconds that a question to ``workers`` has used: those of the one that used most."""
     return max(worker.used_seconds(workers) for worker in workers)
-
-
-def _busy_seconds() -> float:
-    """Return the seconds in which the judge has computed or waited for a processor."""
-    return time.process_time() + starved_seconds(os.getpid())
 
 
 def deadline_after(seconds: float) -> float:

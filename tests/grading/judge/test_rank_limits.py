@@ -10,7 +10,7 @@ import pytest
 
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.grading.checks.outcome import Ended, Status
-from dlo_lib.grading.judge.attempt import JudgedRanks
+from dlo_lib.grading.judge.judged_ranks import JudgedRanks
 
 SUM = Call(1, Kind.ALL_REDUCE, "", (0, 1), 1)
 

@@ -6,7 +6,11 @@ import pytest
 
 from dlo_lib.grading.checks.contract import Check
 from dlo_lib.grading.checks.outcome import Ended, Status
+from dlo_lib.grading.judge.judge import Judge, reference_submission
 from dlo_lib.grading.judge.time_budget import TOTAL_SECONDS, TimeBudget
+from dlo_lib.grading.lab.modules import load_checks
+from dlo_lib.grading.lab.source import LabSource
+from dlo_lib.grading.sandbox.host import Zygote
 
 LATE = Ended(Status.TIMEOUT, "no answer in time")
 
@@ -42,8 +46,11 @@ def test_each_exceeded_limit_shortens_the_next_ones_but_a_right_answer_keeps_its
     for _ in range(4):
         budget.note(LATE)
         limits.append(budget.seconds(check()))
-    assert limits == [1, 0.5, 0.5, 0.5]
+    assert limits == pytest.approx([1, 2 / 3, 0.5, 0.4])
     assert budget.seconds(check(name="check_slow")) == 15
+    for _ in range(9):
+        budget.note(LATE)
+    assert budget.seconds(check()) == 0.25
 
 
 def test_an_answer_five_times_as_slow_as_the_reference_never_meets_a_limit() -> None:
@@ -84,3 +91,19 @@ def test_a_submission_that_computes_for_too_long_in_all_has_short_limits() -> No
     assert budget.seconds(check()) == 5
     budget.computed += 1
     assert budget.seconds(check()) == 0.5
+
+
+SLEEPS = """import time
+def absmax_scale(x):
+    time.sleep(0.3)
+    return x.float().abs().amax(dim=1) / 127
+"""
+
+
+def test_the_seconds_of_the_reference_include_those_in_which_it_sleeps(
+    small: LabSource, zygote: Zygote
+) -> None:
+    """The limits count them too. A scenario of lab 10 sleeps for 0.5 s, longer than the shortest limit."""
+    judge = Judge(small, load_checks(small.given, small.folder), "secret", zygote)
+    judge.judge_alone("scale", reference_submission(small, {"scale": SLEEPS}))
+    assert judge.seconds["check_largest"] > 0.2

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from dlo_lib.grading.checks.outcome import Ended, Status
+from dlo_lib.grading.sandbox import remote_worker
 from dlo_lib.grading.sandbox.host import Zygote
 from dlo_lib.grading.sandbox.isolation import Unsandboxed, find_isolation
 from dlo_lib.grading.sandbox.limits import ran_seconds
-from dlo_lib.grading.sandbox.remote_worker import deadline_after
+from dlo_lib.grading.sandbox.remote_worker import READY_SECONDS, deadline_after
 
 STARTS_ONE = "import subprocess\nchild = subprocess.Popen(['sleep', '600'])"
 HOLD = f"""
@@ -123,6 +124,20 @@ def test_all_computing_of_a_short_worker_is_counted(any_zygote: Zygote) -> None:
     worker.ask(deadline_after(20), **cell("def short(): return sum(range(50_000))"))
     worker.ask(deadline_after(20), **call("short"))
     assert worker.outside + worker.computed == pytest.approx(ran_seconds(worker.pid), rel=0.2)
+    worker.close()
+
+
+@pytest.mark.parametrize(("state", "more"), [("R", READY_SECONDS), ("S", 0.0)])
+def test_a_process_that_waits_for_a_processor_is_not_asleep(
+    any_zygote: Zygote, monkeypatch: pytest.MonkeyPatch, state: str, more: float
+) -> None:
+    """The kernel counts the wait when it ends: until then it is time without computing, as sleep is."""
+    worker = any_zygote.worker()
+    deadline = deadline_after(5)
+    worker.post(deadline, do="get", name="__name__")
+    monkeypatch.setattr(worker, "used_seconds", lambda workers: 5.1)
+    monkeypatch.setattr(remote_worker, "task_state", lambda pid, task: state)
+    assert worker.more_time(deadline) == more
     worker.close()
 
 
