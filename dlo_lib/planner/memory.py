@@ -148,10 +148,18 @@ class _Rank:
         # they grow as activations shrink.
         before = self.pipelined & (self.flight < self.plans.micro_batches * self.plans.chunks)
         early = np.where(before & ~self.sharded, held, 0)
-        units = np.where(self.pipelined, (2 + 4 * before) * self.owned, 4 * self.table) * self.sharded
-        working = always + early + cast + units
-        loss = working + parts[Part.LOGITS_AND_LOSS] + self.waiting() + self.tokens * self.beside()
-        last = working + parts[Part.ACTIVATIONS] + np.where(self.has_head, 4 * self.table, 0)
+        working = always + early + cast + self.pipelined * self.sharded * (2 + 4 * before) * self.owned
+        # FSDP holds the table at the loss, and messages of the table and of blocks in the last block.
+        one_stage = self.sharded & ~self.pipelined
+        loss = (
+            working
+            + one_stage * 4 * self.table
+            + parts[Part.LOGITS_AND_LOSS]
+            + self.waiting()
+            + self.tokens * self.beside()
+        )
+        head = np.where(one_stage, parts[Part.UNITS], 4 * self.table * self.has_head)
+        last = working + parts[Part.ACTIVATIONS] + head
         # After the backward of one micro-batch, all gradients exist while the others wait.
         whole = always + cast + np.where(self.sharded, parts[Part.UNITS], held)
         one_less = (whole + parts[Part.ACTIVATIONS] - self.waiting() / self.flight) * self.pipelined

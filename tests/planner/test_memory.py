@@ -8,13 +8,14 @@ measures all of them again, `make test` one of each.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dlo_lib.models import LlamaConfig
+from dlo_lib.models import CONFIGS, LlamaConfig
 from dlo_lib.models.counts import parameters
 from dlo_lib.models.router import GateWeights, MoEConfig
 from dlo_lib.optim.entry import OptimizerStep
@@ -101,10 +102,11 @@ def outside(parts: list[tuple[str, float, float, float]]) -> set[str]:
     return {row[0] for row in parts if abs(row[1] - row[2]) > max(0.05 * row[1], 0.02 * row[3])}
 
 
-@pytest.mark.parametrize(("pipelined", "most"), [(False, 0.01), (True, 0.04)], ids=["one stage", "pipeline"])
-def test_every_part_of_drawn_plans_with_experts_is_within_5_percent(pipelined, most):
-    """As above; in pipelines, where the blocks of a stage differ, for 96 % of the parts. No peak is off by
-    more than 12 %."""
+@pytest.mark.parametrize(
+    ("pipelined", "most", "peak"), [(False, 0.01, 0.05), (True, 0.04, 0.12)], ids=["one stage", "pipeline"]
+)
+def test_every_part_of_drawn_plans_with_experts_is_within_5_percent(pipelined, most, peak):
+    """As above; in pipelines, where the blocks of a stage differ, for 96 % of the parts."""
     chosen = [row for row in WITH_EXPERTS if (row["pp"] > 1) == pipelined]
     assert len(chosen) >= 10
     assert {row["ep"] for row in WITH_EXPERTS} == {1, 2, 4}
@@ -112,7 +114,7 @@ def test_every_part_of_drawn_plans_with_experts_is_within_5_percent(pipelined, m
     rows = compared(chosen)
     parts = [row for row in rows if row[3]]
     assert len(off := outside(parts)) <= most * len(parts), off
-    assert [row for row in rows if not row[3] and abs(row[2] / row[1] - 1) > 0.12] == []
+    assert [row for row in rows if not row[3] and abs(row[2] / row[1] - 1) > peak] == []
 
 
 def test_stored_measurements_are_those_of_today(request):
@@ -148,6 +150,18 @@ def test_routers_shared_experts_and_blocks_without_experts_are_counted():
     for row in WITH_EXPERTS:
         assert ModelSizes.of(config_of(row)).parameters == parameters(config_of(row))
     assert ModelSizes.of("tiny-moe").parameters == parameters("tiny-moe")
+
+
+def test_the_peak_of_70b_is_that_of_measure_memory():
+    """Measured for 8 and 16 of its 80 blocks, in GiB: FSDP on 64 GPUs with checkpointing, 4 sequences; and
+    FSDP in a pipeline whose 4 micro-batches are all in flight before the first backward."""
+    eight, sixteen = (replace(CONFIGS["llama-3.3-70b"], num_layers=layers) for layers in (8, 16))
+    alone = Plans.of(dp_shard=64, stage=3, micro_batch=4, checkpointing=Checkpointing.FULL)
+    piped = Plans.of(pp=4, dp_shard=16, stage=3, micro_batches=4)
+    for config, plans, measured in ((eight, alone, 30.0), (sixteen, piped, 58.3)):
+        assert plan_memory(ModelSizes.of(config), plans, 4096).peak[0] / 2**30 == pytest.approx(
+            measured, rel=0.04
+        )
 
 
 def test_experts_are_divided_over_ep():
