@@ -384,7 +384,7 @@ lab.check("memory")
 
 # %% [markdown] id="memory_after"
 # Your parts for six plans, on the rank that needs more. The diamonds are the planner's peaks, computed moment by moment. Your sum is
-# up to 21 % above them where the parts do not peak together (the plans with one stage).
+# up to 24 % above them where the parts do not peak together (the plans with one stage).
 
 # %% id="show_mine" tags=["demo"]
 shown = tried | {"pp 16, tp 4": alone | {"pp": 16, "tp": 4, "dp": 4}}
