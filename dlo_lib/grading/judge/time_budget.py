@@ -15,7 +15,7 @@ from dlo_lib.grading.checks.contract import Check
 from dlo_lib.grading.checks.outcome import Ended, Status
 
 FULL_SECONDS, FULL_FACTOR = 5.0, 20.0  # at most the limit of the check, at least this
-SHORT_SECONDS, SHORT_FACTOR = 2.0, 5.0  # a half, a third, … after one, two, … exceeded limits, down to
+SHORT_SECONDS, SHORT_FACTOR = 1.5, 5.0  # a half, a third, … after one, two, … exceeded limits, down to
 LEAST_SECONDS = 0.25  # many times what a check needs whose reference takes milliseconds
 SHORT_PART = 5  # of the full limit, where the time of the reference solution is not known
 LEAST_LOAD_SECONDS, LOADED_FACTOR = 1.0, 2.0  # of the time in which the cells of this submission have ended

@@ -46,7 +46,7 @@ def test_each_exceeded_limit_shortens_the_next_ones_but_a_right_answer_keeps_its
     for _ in range(4):
         budget.note(LATE)
         limits.append(budget.seconds(check()))
-    assert limits == pytest.approx([1, 2 / 3, 0.5, 0.4])
+    assert limits == [0.75, 0.5, 0.375, 0.3]
     assert budget.seconds(check(name="check_slow")) == 15
     for _ in range(9):
         budget.note(LATE)
@@ -90,7 +90,7 @@ def test_a_submission_that_computes_for_too_long_in_all_has_short_limits() -> No
     budget.computed = TOTAL_SECONDS
     assert budget.seconds(check()) == 5
     budget.computed += 1
-    assert budget.seconds(check()) == 0.5
+    assert budget.seconds(check()) == 0.375
 
 
 SLEEPS = """import time
