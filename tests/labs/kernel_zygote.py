@@ -3,7 +3,7 @@ worker pay for those imports once, and so do their ranks: each kernel has a seed
 as on a Hub, but here the seed is a child of this process, which waits for it and so counts its CPU time.
 
 Trainings that a notebook submits to this machine are forks too: ``warm_python`` asks for them on a socket,
-whose descriptor is the second argument. One runs at a time.
+whose descriptor is the second argument.
 
 Run as a script. Each line of its standard input is a request, as JSON: the command line of a kernel, its
 folder and its environment. It answers with two lines: the kernel's process id as soon as the kernel leads a
@@ -14,6 +14,7 @@ test are imported.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -81,21 +82,43 @@ def take_place(request: dict[str, Any]) -> None:
 
 
 def serve_trainings(listener: socket.socket, parent: int) -> NoReturn:
-    """Fork a training for each connection, until a SIGTERM."""
+    """Fork a training for each connection, until a SIGTERM; ranks of one training are several at once."""
     try:
         importlib.import_module("dlo_lib.base.lifetime").die_with(parent)
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+        signal.signal(signal.SIGTERM, lambda *_: (reap(), os._exit(0)))
         while True:
             line = listener.accept()[0]
             with line:
                 data, files, _, _ = socket.recv_fds(line, MOST_BYTES, 3)
-                child = os.fork()
-                if child == 0:
+                if os.fork() == 0:
                     listener.close()
-                    be_training(json.loads(data), files)
+                    be_guard(json.loads(data), files, line)
                 for file in files:
                     os.close(file)
-                wait_for_training(child, line)
+            reap()
+    finally:
+        os._exit(1)
+
+
+def reap() -> None:
+    """Wait for the children that have ended, so that their CPU time is counted as this process's."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def be_guard(request: dict[str, Any], files: list[int], line: socket.socket) -> NoReturn:
+    """Fork a training and wait for it."""
+    try:
+        importlib.import_module("dlo_lib.base.lifetime").die_with(os.getppid())
+        child = os.fork()
+        if child == 0:
+            line.close()
+            be_training(request, files)
+        for file in files:
+            os.close(file)
+        wait_for_training(child, line)
+        os._exit(0)
     finally:
         os._exit(1)
 
