@@ -61,16 +61,13 @@ CALL = '{{"$dict": [["asks", {}], '  # and that of a call of a function of the c
 # A worker with one task has its time, whether it computes or sleeps. Of several tasks, the judge does not
 # know which one the others wait for.
 IDLE_FACTOR, IDLE_FACTOR_OF_SEVERAL = 1.0, 2.0
-# The kernel counts the wait for a processor when the process gets one. Until then it looks like sleep, so the
-# judge looks again at a process that is ready to run.
-READY_SECONDS = 0.05
+READY_SECONDS = 0.05  # the kernel counts a wait for a processor at its end; until then it looks like sleep
 LOOK_SECONDS = 0.02  # between two measurements of its memory: one costs 0.5 ms, most answers come sooner
 # No worker has more than this multiple of its time by the wall clock. Several tasks also wait for each other,
 # and children that have ended are not counted in any figure.
 WALL_FACTOR, WALL_FACTOR_OF_SEVERAL = 10.0, 4.0
-LEAST_WALL = (
-    10.0  # seconds for a worker with one task, whose time is known: a short limit is not for the load
-)
+# A worker with one task, whose time is known, has these seconds: a short limit is not for the load.
+LEAST_WALL = 10.0
 
 
 class Worker:
@@ -297,16 +294,20 @@ class Worker:
         if self._given is None:
             self._given = given
         one = self._tasks == 1
-        idle_left = (IDLE_FACTOR if one else IDLE_FACTOR_OF_SEVERAL) * self._given - self.used_seconds(
-            workers
-        )
-        if idle_left <= 0 and any(task_state(pid, pid) == "R" for pid in self.processes()):
+        factor = IDLE_FACTOR if one else IDLE_FACTOR_OF_SEVERAL
+        idle_left = factor * self._given - self.used_seconds(workers)
+        if idle_left <= 0 and any(worker.ready for worker in (self, *workers)):
             idle_left = READY_SECONDS
         own_left = min(self._given - self.since_asked().cpu, idle_left)
         most = max(LEAST_WALL, WALL_FACTOR * self._given) if one else WALL_FACTOR_OF_SEVERAL * self._given
         wall_left = most - passed
         self.crowded = self.crowded or wall_left <= 0 < own_left
         return max(0.0, min(own_left, wall_left))
+
+    @property
+    def ready(self) -> bool:
+        """Whether the first thread of a process of the worker runs, or waits for a processor."""
+        return any(task_state(pid, pid) == "R" for pid in self.processes())
 
     def check_memory(self) -> None:
         """Record the peak of the worker's memory; kill the worker above its limit, or with too many running
@@ -339,14 +340,9 @@ class Worker:
     def ended(self) -> Ended:
         """Return the reason for which the process ended."""
         if self._out_of_memory():
-            text = tr(
-                "more than {limit} MiB of memory used ({peak} MiB)",
-                limit=self._memory >> 20,
-                peak=self._peak >> 20,
-            )
-            return Ended(
-                Status.OOM, text, tr("more than {limit} MiB of memory used", limit=self._memory >> 20)
-            )
+            limit, peak = self._memory >> 20, self._peak >> 20
+            text = tr("more than {limit} MiB of memory used ({peak} MiB)", limit=limit, peak=peak)
+            return Ended(Status.OOM, text, tr("more than {limit} MiB of memory used", limit=limit))
         if self._bomb:
             text = tr("more than {limit} processes and threads computed at once", limit=MOST_RUNNING)
             return Ended(Status.TIMEOUT, text)
@@ -386,11 +382,9 @@ class Worker:
         return int(json.loads(message)["code"]) if message else 0
 
     def _no_answer(self) -> str:
-        return (
-            tr("no answer in time, in cell `{cell}`", cell=self.cell)
-            if self.cell
-            else tr("no answer in time")
-        )
+        if self.cell:
+            return tr("no answer in time, in cell `{cell}`", cell=self.cell)
+        return tr("no answer in time")
 
 
 def charged_seconds(workers: Sequence[Worker]) -> float:
