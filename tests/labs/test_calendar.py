@@ -1,4 +1,5 @@
-"""The calendar of the five-day class has every core lab, enough time for each, and breaks."""
+"""The calendar of the five-day class has every core lab, enough time for each, and breaks. The README's
+table lists the labs."""
 
 from __future__ import annotations
 
@@ -47,3 +48,9 @@ def test_a_lab_has_the_time_that_it_takes(lab):
                 given[int(found[1])] += end - begin
     if lab.core or lab.number in given:
         assert given[lab.number] >= lab.minutes
+
+
+def test_the_readme_lists_each_lab_with_its_title_and_its_minutes():
+    text = (course_root() / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| (\d\d) \| (.+) \| (\d+) \|$", text, re.MULTILINE)
+    assert listed == [(f"{lab.number:02}", lab.title, str(lab.minutes)) for lab in source_labs()]
