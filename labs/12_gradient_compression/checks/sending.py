@@ -6,10 +6,19 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, Run, check
-from dlo_lib.labkit.compare import every_rank, near, same, wrong_if
+from dlo_lib.labkit.compare import every_rank, is_near, near, same, wrong_if
 from dlo_lib.labkit.traffic import kinds_of, same_plain, uses_what_arrives
 
 from . import scenarios, twins
+
+
+def same_on_all(t, run: Run, want: list[Tensor], what: str, known: dict, **options) -> None:
+    """Each rank returns the list ``want``. ``known``: a mistake and its list, or a tuple of one per rank."""
+    what += " on rank {rank} of {world}"
+    each = {name: values if type(values) is tuple else [values] * run.world for name, values in known.items()}
+    mistakes = {what + ": " + name: values for name, values in each.items()}
+    every_rank(t, run, [want] * run.world, what, mistakes=mistakes, **options)
+
 
 # -- 1 · bytes
 
@@ -24,9 +33,8 @@ def same_bytes(student, t, scheme: str, message: str, known: dict[str, float] | 
         call = '"{scheme}" for {rows} × {columns} on {ranks} ranks, kept = {kept}: '
         mistakes = {call + words: want * factor for words, factor in (known or {}).items()}
         mistakes[call + "that is one half of what is sent"] = want / 2
-        wrong_if(t, got, want, mistakes, atol=0.0, **where)
         words = call + "{got:.1f} bytes, expected {want:.1f}. " + message
-        t.that(abs(got - want) <= 1e-6 * want, words, got=got, want=want, **where)
+        is_near(t, got, want, words, mistakes, atol=0.0, **where)
 
 
 @check("bytes", points=1)
@@ -69,15 +77,12 @@ def check_largest(student, t):
         values, positions = t.items(student.largest(x.clone(), k), 2, "the pair that `largest` returns")
         positions = t.tensor(positions, "the positions", dtype=torch.int64, shape=(k,))
         values = t.tensor(values, "the values", dtype=dtype, shape=(k,))
-        best, highest = (set(by.topk(k).indices.tolist()) for by in (x.abs(), x))
-        found = set(positions.tolist())
+        found, best, highest = (sorted(by.tolist()) for by in (positions, x.abs().topk(k)[1], x.topk(k)[1]))
         message = "these are the largest elements, not those of the largest magnitude: take |x| to choose"
-        t.that(best == highest or found != highest, message)
-        message = "the positions are {found}, those of the largest magnitudes are {best}"
-        t.that(found == best, message, found=sorted(found), best=sorted(best))
-        message = "the values are magnitudes: return the elements with their signs"
-        t.that(not torch.equal(values, x[positions].abs()) or bool((x[positions] >= 0).all()), message)
-        t.close(values, x[positions], "the values at the positions")
+        wrong_if(t, found, best, {message: highest})
+        t.equal(found, best, "the sorted positions of the largest magnitudes")
+        magnitudes = {"the values are magnitudes: return the elements with their signs": x[positions].abs()}
+        same(t, values, x[positions], "the values at the positions", magnitudes)
 
 
 def drawn_pairs(t, world: int, size: int, k: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
@@ -90,32 +95,21 @@ def drawn_pairs(t, world: int, size: int, k: int, dtype: torch.dtype) -> list[tu
     return pairs
 
 
-def last_wins(pairs: list[tuple[Tensor, Tensor]], size: int) -> Tensor:
-    """The mean of pairs of which a later one replaces an earlier one."""
-    total = torch.zeros(size, dtype=pairs[0][0].dtype)
-    for values, positions in pairs:
-        total[positions] = values
-    return total / len(pairs)
-
-
 def sparse_run(student, t, world: int, cases: list[tuple[int, int, torch.dtype]]) -> Run:
     """A run with right means; a case is size, k and dtype."""
     sizes, drawn = [case[0] for case in cases], [drawn_pairs(t, world, *case) for case in cases]
-
-    def of_all(mean, chosen=slice(None)) -> list[Tensor]:
-        return [mean(pairs[chosen], size) for pairs, size in zip(drawn, sizes)]
-
     own = [[(*pairs[rank], size) for pairs, size in zip(drawn, sizes)] for rank in range(world)]
     run = student.ranks(scenarios.sparse_means, [{"cases": mine} for mine in own])
-    want = of_all(twins.mean_of_pairs)
-    alone = [of_all(twins.mean_of_pairs, slice(rank, rank + 1)) for rank in range(world)]
-    summed, lost = [world * mean for mean in want], "only one of their values counts: add them"
-    mistakes = {
-        "rank {rank} of {world} returns the sum: divide by the number of ranks": [summed] * world,
-        f"where several ranks chose one position, {lost}": [of_all(last_wins)] * world,
-        "rank {rank} of {world} returns its own elements: gather those of all ranks": alone,
+    want = [twins.mean_of_pairs(pairs, size) for pairs, size in zip(drawn, sizes)]
+    lost = [twins.mean_of_pairs(pairs, size, last_wins=True) for pairs, size in zip(drawn, sizes)]
+    known = {
+        "that is the sum: divide by the number of ranks": [world * mean for mean in want],
+        "where several ranks chose one position, only one of their values counts: add them": lost,
+        "those are the elements of this rank: gather those of all ranks": tuple(
+            [twins.mean_of_pairs([(values, places)], size) for values, places, size in mine] for mine in own
+        ),
     }
-    every_rank(t, run, [want] * world, "mean {i} on rank {rank} of {world}", mistakes=mistakes)
+    same_on_all(t, run, want, "mean {i}", known)
     return run
 
 
@@ -230,10 +224,11 @@ def check_feedback_resumed(student, t):
     "A resumed run continues: the error is in state_dict"
     share, stop, size = t.uniform(0.2, 0.8), t.integer(2, 3), t.integer(4, 9)
     xs = [t.normal(size) for _ in range(5)]
-    saved = student.fresh(scenarios.fed_and_saved, xs=xs[:stop], share=share)
-    before, state = t.items(saved, 2, "the result")
-    after = student.fresh(scenarios.fed_again, xs=xs[stop:], share=share, state=state)
-    got = [*t.items(before, stop, "what is sent"), *t.items(after, 5 - stop, "what is sent")]
+    got, states = [], []
+    for some in (xs[:stop], xs[stop:]):
+        saved = student.fresh(scenarios.fed_and_saved, xs=some, share=share, states=states)
+        sent, state = t.items(saved, 2, "the result")
+        got, states = got + t.items(sent, len(some), "what is sent"), [state]
     lost = "the error is lost in state_dict and load_state_dict: the resumed run begins with none"
     want = twins.fed_shares(xs, share)
     known = {lost: want[:stop] + twins.fed_shares(xs[stop:], share)}
@@ -248,18 +243,14 @@ def one_bit_run(student, t, world: int, steps: int, bytes_each: int) -> Run:
     size = 8 * world * bytes_each
     inputs = [[t.normal(size, dtype=torch.float64) for _ in range(steps)] for _ in range(world)]
     run = student.ranks(scenarios.one_bit_means, [{"xs": own} for own in inputs])
-    want = twins.one_bit_means(inputs)
-    exact = [sum(own[step] for own in inputs) / world for step in range(steps)]
     forms = {
         "the second compression, of the mean, has no error feedback": (True, False),
         "the first compression, of the rank's tensor, has no error feedback": (False, True),
         "neither compression has error feedback": (False, False),
     }
     known = {name: twins.one_bit_means(inputs, *form) for name, form in forms.items()}
-    known["that is the exact mean: send bits"] = exact
-    words = "tensor {i} on rank {rank} of {world}: "
-    mistakes = {words + name: [values] * world for name, values in known.items()}
-    every_rank(t, run, [want] * world, "the mean of tensor {i} on rank {rank} of {world}", mistakes=mistakes)
+    known["that is the exact mean: send bits"] = [sum(tensors) / world for tensors in zip(*inputs)]
+    same_on_all(t, run, twins.one_bit_means(inputs), "the mean of tensor {i}", known)
     return run
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import operator
+import itertools
 
 import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import Kind, Run, check
-from dlo_lib.labkit.compare import every_rank, same
+from dlo_lib.labkit.compare import same
 from dlo_lib.labkit.traffic import uses_what_arrives
 
 from . import scenarios, twins
-from .sending import sends_at_most
+from .sending import same_on_all, sends_at_most
 
 # -- 5 · PowerSGD
 
@@ -27,7 +27,6 @@ def low_rank_inputs(t, world: int, steps: int, dtype=torch.float64) -> tuple[Ten
 
 def low_rank_run(student, t, q: Tensor, inputs: list[list[Tensor]]) -> Run:
     """A run with right means."""
-    world = len(inputs)
     run = student.ranks(scenarios.low_rank_means, [{"q": q, "gradients": own} for own in inputs])
     want = twins.low_rank_means(inputs, q)
     forms = {
@@ -36,21 +35,10 @@ def low_rank_run(student, t, q: Tensor, inputs: list[list[Tensor]]) -> Run:
         "neither the error nor the Q of the step before is used": (False, False),
     }
     known = {name: twins.low_rank_means(inputs, q, *form) for name, form in forms.items()}
-    known["that is the exact mean, its rank is not {r}"] = [sum(steps) / world for steps in zip(*inputs)]
-    known["the result is the sum over the ranks: Q is a mean"] = [world * value for value in want]
-    words = "gradient {i} on rank {rank} of {world}: "
-    mistakes = {words + name: [values] * world for name, values in known.items()}
-    every_rank(
-        t,
-        run,
-        [want] * world,
-        "the mean of gradient {i} on rank {rank} of {world}",
-        of=lambda result: t.items(result, 2, "the result")[0],
-        mistakes=mistakes,
-        rtol=1e-3,
-        atol=1e-3,
-        r=q.shape[1],
-    )
+    known["that is the exact mean, its rank is not {r}"] = [sum(each) / run.world for each in zip(*inputs)]
+    known["the result is the sum over the ranks: Q is a mean"] = [run.world * value for value in want]
+    close = {"of": lambda result: t.items(result, 2, "the result")[0], "rtol": 1e-3, "atol": 1e-3}
+    same_on_all(t, run, want, "the mean of gradient {i}", known, r=q.shape[1], **close)
     return run
 
 
@@ -184,7 +172,7 @@ def fitting_case(t, world: int, late: bool = False) -> tuple[dict, list[list[Ten
     return t.draw_until(lambda: adam_case(t, world, late), tells)
 
 
-ADAM_MISTAKES = {
+FORMS = {
     "raw": "the rule is asked with the norm of v: take that of the corrected v, v / (1 - beta2^t)",
     "norm": "the rule is asked with the Euclidean norm: |v|_1 is the sum of the elements",
     "correction": "the correction of the frozen variance changes with the step: it is frozen too",
@@ -198,14 +186,11 @@ def adam_run(student, t, world: int, late: bool = False, never: bool = False) ->
     options["warmup"] = STEPS + 1 if never else options["warmup"]
     run = student.ranks(scenarios.adam_steps, [{"gradients": own, **options} for own in inputs])
     want, frozen = twins.adam_path(inputs=inputs, **options)
-    known = {
-        message: [twins.adam_path(inputs=inputs, mistake=name, **options)[0]] * world
-        for name, message in ADAM_MISTAKES.items()
+    paths = {
+        message: twins.adam_path(inputs=inputs, form=form, **options)[0] for form, message in FORMS.items()
     }
-    what = "x after step {i} on rank {rank} of {world} (the last step of the warm-up is {frozen})"
-    rtol, atol = 1e-5, 1e-7
-    first = operator.itemgetter(0)
-    every_rank(t, run, [want] * world, what, first, known, rtol, atol, frozen=frozen)
+    what = "x after step {i} (the last step of the warm-up is {frozen})"
+    same_on_all(t, run, want, what, paths, of=lambda result: result[0], rtol=1e-5, atol=1e-7, frozen=frozen)
     return run, options | {"inputs": inputs}, frozen
 
 
@@ -248,42 +233,28 @@ def check_adam_gradient(student, t):
 # -- 8 · what pays
 
 
-def drawn_scheme(t, hidden: bool) -> dict:
-    sent = {"messages": t.integer(2, 600), "nbytes": 1e6 * t.uniform(1, 500)}
-    return sent | {"coding": t.uniform(0.01, 0.3), "hidden": hidden}
-
-
 def seconds_of(scheme: dict, alpha: float, beta: float, backward: float) -> float:
     """The end of the later of two activities; the second begins after the first if it is not hidden."""
     begin = 0.0 if scheme["hidden"] else backward + scheme["coding"]
     return max(backward + scheme["coding"], begin + scheme["messages"] * alpha + scheme["nbytes"] * beta)
 
 
-def links_of(t) -> list[tuple[float, float, float]]:
-    """α, β and backward: a fast link, a slow one, and one with a large latency."""
-    backward = t.uniform(0.1, 0.5)
-    fast, slow = t.uniform(1e-12, 1e-11), t.uniform(1e-8, 1e-7)
-    return [(1e-6, fast, backward), (1e-6, slow, backward), (t.uniform(1e-3, 1e-2), fast, backward)]
-
-
-PAYS_MISTAKES = {
-    "overlapped, a step takes the longer of computation and communication; if not, their sum": "hidden",
-    "coding takes seconds of the GPU: add them to backward": "coding",
-    "the messages cost alpha each": "messages",
-}
-
-
 @check("pays", points=2)
 def check_step_seconds(student, t):
     "The seconds of a step, overlapped or not"
-    for link in links_of(t):
-        for hidden in (True, False):
-            scheme = drawn_scheme(t, hidden)
-            got = t.number(student.step_seconds(scheme, *link), "step_seconds(...)")
-            wrong = {"hidden": not hidden, "coding": 0.0, "messages": 0}
-            known = {
-                "hidden = {hidden}: " + words: seconds_of(scheme | {name: wrong[name]}, *link)
-                for words, name in PAYS_MISTAKES.items()
-            }
-            what = "step_seconds(...) with hidden = {hidden}"
-            same(t, got, seconds_of(scheme, *link), what, known, rtol=1e-6, atol=0.0, hidden=hidden)
+    fast, slow, backward = t.uniform(1e-12, 1e-11), t.uniform(1e-8, 1e-7), t.uniform(0.1, 0.5)
+    what = "step_seconds(...) with hidden = {hidden}"
+    longer = "overlapped, a step takes the longer of computation and communication; if not, their sum"
+    links = (1e-6, fast), (1e-6, slow), (t.uniform(1e-3, 1e-2), fast)  # the last one has a large latency
+    for (alpha, beta), hidden in itertools.product(links, (True, False)):
+        link = (alpha, beta, backward)
+        scheme = {"messages": t.integer(2, 600), "nbytes": 1e6 * t.uniform(1, 500), "hidden": hidden}
+        scheme["coding"] = t.uniform(0.01, 0.3)
+        changes = {
+            longer: {"hidden": not hidden},
+            "coding takes seconds of the GPU: add them to backward": {"coding": 0.0},
+            "the messages cost alpha each": {"messages": 0},
+        }
+        known = {f"{what}: {words}": seconds_of(scheme | one, *link) for words, one in changes.items()}
+        got, want = student.step_seconds(scheme, *link), seconds_of(scheme, *link)
+        same(t, got, want, what, known, rtol=1e-6, atol=0.0, hidden=hidden)

@@ -13,35 +13,32 @@ from torch import Tensor
 
 from dlo_lib.grading.checks.twins import twin
 
+Inputs = list[list[Tensor]]
+"""``inputs[rank][step]``"""
+
 
 def bytes_by_messages(scheme: str, rows: int, columns: int, ranks: int, kept: int) -> float:
-    """The bytes of one rank, message after message."""
-
-    def all_gather(own: float) -> float:
-        return sum(own for _ in range(ranks - 1))
-
-    def all_reduce(whole: float) -> float:
-        scattered = sum(whole / ranks for _ in range(ranks - 1))
-        return scattered + all_gather(whole / ranks)
-
-    if scheme == "top-k":
-        return all_gather(4.0 * kept) + all_gather(8.0 * kept)
-    if scheme == "one-bit":
-        bits = rows * columns / 8
-        to_others = sum(bits / ranks for _ in range(ranks - 1))
-        return to_others + all_gather(bits / ranks) + 2 * all_gather(4.0)
-    if scheme == "low-rank":
-        return all_reduce(4.0 * rows * kept) + all_reduce(4.0 * columns * kept)
-    return all_reduce({"fp32": 4.0, "fp16": 2.0}[scheme] * rows * columns)
+    """The bytes of one rank: what it sends to a neighbour in one step of each collective, N - 1 times. An
+    all-reduce counts as two collectives.
+    """
+    part = rows * columns / ranks
+    in_a_step = {
+        "fp32": [4 * part, 4 * part],
+        "fp16": [2 * part, 2 * part],
+        "top-k": [4 * kept, 8 * kept],
+        "one-bit": [part / 8, 4, part / 8, 4],
+        "low-rank": 2 * [4 * rows * kept / ranks, 4 * columns * kept / ranks],
+    }
+    return float(sum(sum(in_a_step[scheme]) for _ in range(ranks - 1)))
 
 
 @twin
-def mean_of_pairs(pairs: list[tuple[Tensor, Tensor]], size: int) -> Tensor:
-    """The mean of tensors with these values at these positions."""
+def mean_of_pairs(pairs: list[tuple[Tensor, Tensor]], size: int, last_wins: bool = False) -> Tensor:
+    """The mean of tensors with these values at these positions. ``last_wins``: the others are lost."""
     total = [0.0] * size
     for values, positions in pairs:
         for value, position in zip(values.tolist(), positions.tolist()):
-            total[position] += value / len(pairs)
+            total[position] = value / len(pairs) + (0.0 if last_wins else total[position])
     return torch.tensor(total, dtype=pairs[0][0].dtype)
 
 
@@ -84,16 +81,14 @@ class OneBit:
 
 
 @twin
-def one_bit_means(inputs: list[list[Tensor]], first: bool = True, second: bool = True) -> list[Tensor]:
-    """The mean of each step. ``inputs[rank][step]``."""
+def one_bit_means(inputs: Inputs, first: bool = True, second: bool = True) -> list[Tensor]:
+    """The mean of each step."""
     means = OneBit(inputs[0][0], len(inputs), first, second)
     return [means.step(list(tensors)) for tensors in zip(*inputs)]
 
 
 @twin
-def low_rank_means(
-    inputs: list[list[Tensor]], q: Tensor, feedback: bool = True, warm: bool = True
-) -> list[Tensor]:
+def low_rank_means(inputs: Inputs, q: Tensor, feedback: bool = True, warm: bool = True) -> list[Tensor]:
     """The mean of each step: the projection of the mean matrix on the columns of its product with Q."""
     world, found, first = len(inputs), [], q.double()
     q, results = first, torch.zeros_like(inputs[0][0], dtype=torch.float64)
@@ -110,49 +105,34 @@ def low_rank_means(
     return found
 
 
-def first_stable(norms: Sequence[float], beta2: float, warmup: int, threshold: float = 0.96) -> int:
-    """The first step after which the variance is stable; 0 if there is none."""
-    distance = round(1 / (1 - beta2))
-    for step in range(max(distance + 1, warmup), len(norms) + 1):
-        if norms[step - 1] / norms[step - 1 - distance] >= threshold:
-            return step
-    return 0
-
-
 def weighted(values: Sequence[Tensor], beta: float) -> Tensor:
     """The moving average after the last value, as a sum over all values."""
     return sum((1 - beta) * beta ** (len(values) - 1 - place) * value for place, value in enumerate(values))
 
 
-def last_of_warmup(
-    inputs: list[list[Tensor]], form: str, betas: tuple[float, float], warmup: int, **_: object
-) -> int:
+def last_of_warmup(inputs: Inputs, form: str, betas: tuple[float, float], warmup: int, **_: object) -> int:
     """The last step of the warm-up; 0 if it does not end. ``form``: "raw" for the norm of v, "norm" for the
     Euclidean norm of the corrected one."""
-    norms, variance = [], torch.zeros_like(inputs[0][0])
+    distance, norms, variance = round(1 / (1 - betas[1])), [], torch.zeros_like(inputs[0][0])
     for step, gradients in enumerate(zip(*inputs), start=1):
         variance = betas[1] * variance + (1 - betas[1]) * (sum(gradients) / len(inputs)) ** 2
         size = float(variance.norm() if form == "norm" else variance.sum())
         norms.append(size / (1 if form == "raw" else 1 - betas[1] ** step))
-    return first_stable(norms, betas[1], warmup)
+        if step > distance and step >= warmup and norms[-1] / norms[-1 - distance] >= 0.96:
+            return step
+    return 0
 
 
 @twin
 def adam_path(
-    x: Tensor,
-    inputs: list[list[Tensor]],
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    warmup: int,
-    mistake: str = "",
+    x: Tensor, inputs: Inputs, lr: float, betas: tuple[float, float], eps: float, warmup: int, form: str = ""
 ) -> tuple[list[Tensor], int]:
-    """The parameters before and after each step, and the last step of the warm-up. ``inputs[rank][step]``."""
+    """The parameters before and after each step, and the last step of the warm-up."""
     world, steps = len(inputs), len(inputs[0])
     means = [sum(own[step] for own in inputs) / world for step in range(steps)]
     raw = [weighted([mean**2 for mean in means[: step + 1]], betas[1]) for step in range(steps)]
     corrected = [value / (1 - betas[1] ** (step + 1)) for step, value in enumerate(raw)]
-    frozen = last_of_warmup(inputs, mistake if mistake in ("raw", "norm") else "", betas, warmup)
+    frozen = last_of_warmup(inputs, form, betas, warmup)
     path, momentum = [x], torch.zeros_like(x)
     bits = OneBit(x, world)
     for step in range(steps):
@@ -160,8 +140,8 @@ def adam_path(
             momentum, root = weighted(means[: step + 1], betas[0]), corrected[step].sqrt()
         else:
             momentum = bits.step([betas[0] * momentum + (1 - betas[0]) * own[step] for own in inputs])
-            last = raw[frozen - 1] / (1 - betas[1] ** (step + 1 if mistake == "correction" else frozen))
-            root = (corrected[step] if mistake == "variance" else last).sqrt()
+            last = raw[frozen - 1] / (1 - betas[1] ** (step + 1 if form == "correction" else frozen))
+            root = (corrected[step] if form == "variance" else last).sqrt()
         x = x - lr * momentum / (1 - betas[0] ** (step + 1)) / (root + eps)
         path.append(x)
     return path, frozen
