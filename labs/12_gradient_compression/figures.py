@@ -9,16 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from dlo_lib.labkit import predictions
-from dlo_lib.labkit.figures import (
-    BLUE,
-    METHODS,
-    SMALL,
-    finish,
-    log_ticks,
-    panels,
-    styled,
-)
+from dlo_lib.labkit.figures import BLUE, METHODS, SMALL, finish, log_ticks, panels, styled
+from dlo_lib.labkit.predictions import Predicted, numbers
 
 
 @styled
@@ -41,17 +33,14 @@ def compressed(gradient: Tensor) -> Figure:
     for ax, (name, form) in zip(axes, forms.items()):
         ax.imshow(form.numpy(), cmap="RdBu", vmin=-limit, vmax=limit, interpolation="nearest")
         error = float((form - gradient).norm() / gradient.norm())
-        ax.set_title(f"{name}: error {error:.0%}")
-        ax.set_xticks([])
-        ax.set_yticks([])
+        ax.set(title=f"{name}: error {error:.0%}", xticks=[], yticks=[])
     return axes[0].get_figure()
 
 
-def lines(ax: Axes, series: Mapping[str, Sequence[float]]) -> None:
-    """Draw a line for each way, over the steps, on a logarithmic axis."""
+def lines(ax: Axes, series: Mapping[str, Sequence[float]], x: Sequence[float] = ()) -> None:
+    """Draw a line for each name, over ``x`` or the steps."""
     for style, (name, values) in zip(METHODS, series.items()):
-        ax.plot(range(1, len(values) + 1), values, **style.line(), label=name)
-    ax.set_yscale("log")
+        ax.plot(x or range(1, len(values) + 1), values, **style.line(), label=name)
 
 
 @styled
@@ -62,21 +51,21 @@ def feedback(norms: Mapping[str, Sequence[float]], losses: Mapping[str, Sequence
     lines(right, losses)
     left.legend(loc="upper left")
     right.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
-    finish(left, xlabel="step", ylabel="|x|", title="three functions, the largest element of three")
-    return finish(right, xlabel="step", ylabel="loss on all samples", title="a network on four ranks")
+    log = {"xlabel": "step", "yscale": "log"}
+    finish(left, ylabel="|x|", title="three functions, the largest element of three", **log)
+    return finish(right, ylabel="loss on all samples", title="a network on four ranks", **log)
 
 
 @styled
 def variance(norms: Mapping[str, Sequence[float]], fires: Mapping[str, int | None]) -> Figure:
     """Norms of the raw and of the corrected variance; a dot is the step at which the rule is true."""
     (ax,) = panels(width=8, height=3.4)
-    for style, below, (name, values) in zip(METHODS, (False, True), norms.items()):
-        ax.plot(range(1, len(values) + 1), values, **style.line(), label=name)
-        step = fires[name]
+    lines(ax, norms)
+    for style, offset, (name, step) in zip(METHODS, (9, -18), fires.items()):
         if step is not None:
-            ax.plot(step, values[step - 1], "o", ms=9, color=style.colour)
-            place = {"textcoords": "offset points", "xytext": (4, -18 if below else 9), "fontsize": SMALL}
-            ax.annotate(f"step {step}", (step, values[step - 1]), **place)
+            dot = (step, norms[name][step - 1])
+            ax.plot(*dot, "o", ms=9, color=style.colour)
+            ax.annotate(f"step {step}", dot, (4, offset), textcoords="offset points", fontsize=SMALL)
     ax.legend()
     ax.set_ylim(0, 1.1 * max(max(values) for values in norms.values()))
     return finish(ax, xlabel="step", ylabel="norm", title="is the variance stable?")
@@ -95,16 +84,12 @@ def by_bytes(runs: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Fig
 
 
 @styled
-def at_scale(
-    gbits: Sequence[float], seconds: Mapping[str, Sequence[float]], predicted: predictions.Predicted
-) -> Figure:
+def at_scale(gbits: Sequence[float], seconds: Mapping[str, Sequence[float]], predicted: Predicted) -> Figure:
     """Seconds of backward with its communication over the bandwidth of the link, a line for each scheme."""
     (ax,) = panels(width=8.5, height=4)
-    for style, (name, values) in zip(METHODS, seconds.items()):
-        ax.plot(gbits, values, **style.line(), label=name)
-    for name, guess in predictions.numbers(predicted, dict.fromkeys(predicted)).items():
+    lines(ax, seconds, gbits)
+    for name, guess in numbers(predicted, dict.fromkeys(predicted)).items():
         ax.axvline(guess, color=BLUE, ls=":", label=f"your prediction: {name}")
-    ax.set_yscale("log")
     log_ticks(ax, "x", [2**power for power in range(0, 12, 2)])
     log_ticks(ax, "y", [0.5, 1, 2, 5, 10, 50])
     ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1))

@@ -60,14 +60,13 @@ for name, link in LINKS.items():
     seconds = ring_seconds(4 * PARAMETERS, RANKS, *link)
     print(f"{name:20} {seconds:6.2f} s to add the gradients, {BACKWARD:.2f} s of backward")
 
-# %% [markdown] id="why_questions"
+# %% [markdown] id="idea"
 # On the slowest link, GPUs compute for a tenth of the time and wait for nine tenths. Overlap (lab 11) hides at most
 # one backward pass. More GPUs do not help, because a ring sends nearly twice the gradients for any number of ranks.
 #
 # - Which of these links hide the sum behind backward completely?
 # - Must every rank receive the *exact* sum? Each rank's gradient is itself an estimate from a few samples.
-
-# %% [markdown] id="idea"
+#
 # ## The idea: send an approximation
 #
 # The figure shows the gradient of one layer of a small network, and what is left of it after four compressions. Look at
@@ -82,10 +81,7 @@ torch.manual_seed(0)
 
 
 def samples_of(rank: int, number: int = 256, wrong: float = 0.0):
-    """Return inputs (number, 64) and labels of a rank. Each of 4 ranks has other classes: 2 of 8.
-
-    wrong: the share of labels that are replaced by random ones.
-    """
+    """Return inputs (number, 64) and labels of a rank: 2 of 8 classes; a share `wrong` is random."""
     prototypes = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(1 + rank)
     labels = 2 * (rank % 4) + torch.randint(2, (number,), generator=generator)
@@ -172,11 +168,10 @@ print(compared(predicted_times, {name: times[name] for name in predicted_times})
 title = "compared with fp32, by number of ranks"
 predicted_bars(times, predicted_times, "times fewer bytes", title=title, log=True)
 
-# %% [markdown] id="bytes_after"
+# %% [markdown] id="topk_text"
 # One bit and low rank keep their factor on any number of ranks. Top-k does not: every rank receives the elements of all ranks,
 # so on 64 ranks keeping 1 % saves almost nothing. It is for few ranks, or for a very small $k$.
-
-# %% [markdown] id="topk_text"
+#
 # ## 2 · The largest elements
 #
 # **Core · 11 min · ●●○**
@@ -227,14 +222,10 @@ lab.check("topk")
 A = torch.tensor([[-3.0, 2, 2], [2, -3, 2], [2, 2, -3]])  # a row a_i for each rank
 
 
-def keep_largest(k: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a compression: the tensor in which only the k largest elements stay."""
-
-    def compress(x: torch.Tensor) -> torch.Tensor:
-        values, positions = largest(x, k)
-        return torch.zeros_like(x).index_add_(0, positions, values)
-
-    return compress
+def keep_largest(x: torch.Tensor, k: int = 1) -> torch.Tensor:
+    """Return x with zeros, except its k largest elements."""
+    values, positions = largest(x, k)
+    return torch.zeros_like(x).index_add_(0, positions, values)
 
 
 def descend(compressions: list, steps: int = 60, rate: float = 0.02) -> list[float]:
@@ -247,7 +238,7 @@ def descend(compressions: list, steps: int = 60, rate: float = 0.02) -> list[flo
     return norms
 
 
-paths = {"exact": descend(3 * [lambda x: x]), "largest element": descend(3 * [keep_largest(1)])}
+paths = {"exact": descend(3 * [lambda x: x]), "largest element": descend(3 * [keep_largest])}
 for name, norms in paths.items():
     print(f"{name:16}", *(f"|x| = {norms[at - 1]:5.2f} after step {at:2}" for at in (1, 30, 60)))
 
@@ -336,9 +327,9 @@ def trained(send: list[Callable], rate: float = 0.3) -> list[float]:
     return losses
 
 
-paths["with error feedback"] = descend([ErrorFeedback(keep_largest(1)) for _ in range(3)])
+paths["with error feedback"] = descend([ErrorFeedback(keep_largest) for _ in range(3)])
 losses = {"exact": trained(4 * [lambda x: x])}
-for name, compress in (("top 1 %", keep_largest(46)), ("signs", signs)):
+for name, compress in (("top 1 %", lambda x: keep_largest(x, 46)), ("signs", signs)):
     losses[name] = trained(4 * [compress])
     losses[f"{name}, feedback"] = trained([ErrorFeedback(compress) for _ in range(4)])
 ratios = {name: losses[name][-1] / losses["exact"][-1] for name in predicted_loss}
@@ -346,14 +337,13 @@ print(compared(predicted_loss, ratios))
 print(f"the three functions, with error feedback: |x| = {paths['with error feedback'][-1]:.3f}")
 figures.feedback(paths, losses)
 
-# %% [markdown] id="feedback_after"
+# %% [markdown] id="onebit_text"
 # Without feedback, the small functions diverge and the network falls behind, although each message "points in the right direction". With it,
 # both arrive where the exact training does, signs later. The sum of all that was sent differs from the sum of all gradients by *one* error, however
 # many steps there are: nothing is lost, it arrives late.
 #
 # The price: one tensor as large as the gradients on every rank, which belongs to the checkpoint of *that rank*.
-
-# %% [markdown] id="onebit_text"
+#
 # ## 4 · One bit for each element, over the ranks
 #
 # **Core · 15 min · ●●●**
@@ -458,11 +448,10 @@ class PowerSGD:
 # %% nbgrader={"grade_id": "test_powersgd", "grade": true}
 lab.check("powersgd")
 
-# %% [markdown] id="powersgd_after"
+# %% [markdown] id="switch_text"
 # In a training the gradient changes slowly, so the columns of $P$ turn towards its largest singular values: the warm start is nearly as good as an SVD,
 # for two thin products. The first steps are the exception: PyTorch advises exact sums for about the first tenth (`start_powerSGD_iter`).
-
-# %% [markdown] id="switch_text"
+#
 # ## 6 · When is Adam's variance stable?
 #
 # **Core · 7 min · ●●○**
@@ -477,7 +466,6 @@ lab.check("powersgd")
 #
 # after the warm-up of the learning rate: not before step `warmup`. With $\beta_2 = 0.999$, $\Delta$ is 1,000 steps; this lab takes a smaller $\beta_2$. BERT-Large
 # switched after 22,173 steps by this rule, and after 23,000 by hand.
-#
 # (The text of the course prints $|v|/|v - \Delta|$: the $\Delta$ belongs into the index.)
 
 
@@ -584,9 +572,8 @@ class SometimesAdam(OneBitAdam):
         root = (self.variance / (1 - self.beta2**self.frozen_at)).sqrt() + self.eps
         self.x -= self.lr * self.momentum / root
         if len(self.own) == 4:
-            mean = self.mean(sum(self.own))
-            self.momentum = mean / 4
-            self.x.copy_(self.together - self.lr * mean / root)
+            self.momentum = self.mean(sum(self.own) / 4)
+            self.x.copy_(self.together - 4 * self.lr * self.momentum / root)
             self.together, self.own = self.x.clone(), []
 
 
@@ -602,8 +589,7 @@ def trained_by_adam(kind: str, steps: int) -> tuple[list[float], list[float], in
         adam.lr = RATE * min(1, step / WARMUP)
         with trace_collectives() as trace:
             adam.step(gradient_of(x, *(part[some] for part in data[rank])))
-        kinds = ("all_reduce", "all_gather", "all_to_all")
-        sent.append(sum(trace.ring_bytes(kind, rank) for kind in kinds))
+        sent.append(trace.ring_bytes(rank=rank))
         losses.append(float(loss_of(x, *everything)) if rank == 0 else 0.0)
     return losses, torch.tensor(sent).cumsum(0).tolist(), adam.frozen_at, adam.norms
 
@@ -727,10 +713,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
 def bucket_of(gradient: torch.Tensor) -> SimpleNamespace:
     """Return what DDP passes to a hook: here with the gradient of one layer."""
     flat = gradient.flatten().clone()
-    always = {"index": lambda: 0, "is_last": lambda: True}
-    return SimpleNamespace(
-        buffer=lambda: flat, gradients=lambda: [flat.view(gradient.shape)], **always
-    )
+    has = {"index": 0, "is_last": True, "buffer": flat, "gradients": [flat.view(gradient.shape)]}
+    return SimpleNamespace(**{name: lambda value=value: value for name, value in has.items()})
 
 
 class Standard:
@@ -774,8 +758,7 @@ def both_forms(side: int = 512, steps: int = 6) -> tuple[float, dict[str, dict[s
             with trace_collectives() as trace:
                 began = time.perf_counter()
                 results.append(form(gradient))
-                spent = time.perf_counter() - began
-            cost[name]["seconds"] = min(spent, cost[name]["seconds"])
+            cost[name]["seconds"] = min(time.perf_counter() - began, cost[name]["seconds"])
             cost[name]["nbytes"] = trace.ring_bytes("all_reduce", dist.get_rank())
         apart = max(apart, float((results[0] - results[1]).norm() / results[1].norm()))
     return apart, cost

@@ -8,7 +8,7 @@ from dlo_lib.grading.checks.contract import check
 from dlo_lib.grading.checks.quiz import Answer
 
 from .checks.sending import one_bit_run, sparse_run
-from .checks.training import low_rank_run
+from .checks.training import low_rank_inputs, low_rank_run
 
 
 @check("topk", points=1, seconds=30)
@@ -26,10 +26,8 @@ def check_many_ranks(student, t):
 @check("powersgd", points=1, seconds=30)
 def check_wide(student, t):
     "A gradient with more columns than rows"
-    rows, columns, rank = t.integer(5, 7), t.integer(12, 16), t.integer(1, 3)
-    inputs = [[t.normal(rows, columns, dtype=torch.float64) for _ in range(3)] for _ in range(2)]
-    q = t.normal(columns, rank, dtype=torch.float64)
-    low_rank_run(student, t, q, inputs)
+    shape = t.integer(5, 7), t.integer(12, 16), t.integer(1, 3)
+    low_rank_run(student, t, *low_rank_inputs(t, 2, 3, shape=shape))
 
 
 ANSWERS = {

@@ -48,10 +48,8 @@ The error is changed in place
     self.error = corrected - sent  =>  self.error.sub_(sent)
 All objects share one error
     check_feedback_objects: each has its own error
-    corrected = x + self.error  =>  corrected = x + ErrorFeedback.error
     self.error = corrected - sent  =>  ErrorFeedback.error = corrected - sent
     self.error = torch.zeros(())  =>  ErrorFeedback.error = torch.zeros(())
-    return {"error": self.error}  =>  return {"error": ErrorFeedback.error}
     self.error = state["error"].clone()  =>  ErrorFeedback.error = state["error"].clone()
 The state is empty
     check_feedback_resumed: the error is lost

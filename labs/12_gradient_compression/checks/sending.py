@@ -144,10 +144,7 @@ def check_sparse_traffic(student, t):
 
 
 class Compression:
-    """A compression that the student's process cannot know: another share of each element in each call.
-
-    It keeps what arrives and what it returns.
-    """
+    """A compression that the student's process cannot know: another share of each element in each call."""
 
     def __init__(self, t, size: int, calls: int) -> None:
         self.shares = [torch.tensor([t.uniform(0, 1) for _ in range(size)]) for _ in range(calls)]
@@ -202,8 +199,7 @@ def check_feedback_argument(student, t):
     t.that(moved, "not tested yet: no error is added, see the first check")
     same(t, after, xs, "argument {i} after the calls", rtol=0, atol=0)
     xs = [t.normal(xs[0].numel()) for _ in range(3)]
-    results = student.run(scenarios.kept, xs=[x.clone() for x in xs])
-    sent, before, later = t.items(results, 3, "the results")
+    sent, before, later = t.items(student.run(scenarios.kept, xs=[x.clone() for x in xs]), 3, "the results")
     words = "what was sent for tensor {i} by a compression that returns its argument, after the last call,"
     same(t, sent, xs, words, rtol=1e-5)
     unchanged = not before or near(later, before, 0, 0)

@@ -17,9 +17,11 @@ from .sending import same_on_all, sends_at_most
 # -- 5 · PowerSGD
 
 
-def low_rank_inputs(t, world: int, steps: int, dtype=torch.float64) -> tuple[Tensor, list[list[Tensor]]]:
+def low_rank_inputs(
+    t, world: int, steps: int, dtype=torch.float64, shape=None
+) -> tuple[Tensor, twins.Inputs]:
     """The first factor, and the gradients of each rank and step: a common part, and each rank's own."""
-    rows, columns, rank = t.integer(9, 14), t.integer(6, 8), t.integer(2, 3)
+    rows, columns, rank = shape or (t.integer(9, 14), t.integer(6, 8), t.integer(2, 3))
     common = t.normal(rows, columns, dtype=dtype)
     inputs = [[common + t.normal(rows, columns, dtype=dtype) for _ in range(steps)] for _ in range(world)]
     return t.normal(columns, rank, dtype=dtype), inputs
@@ -80,9 +82,7 @@ def check_low_rank_arguments(student, t):
 
 
 def norms_with(t, length: int, distance: int, ratio: float) -> list[float]:
-    """Drawn norms, of which the last is ``ratio`` times the one ``distance`` steps before; with a ratio of 1
-    all are equal.
-    """
+    """Drawn norms; the last is ``ratio`` times the one ``distance`` steps before. Ratio 1: all are equal."""
     norms = [t.uniform(1, 9)] * length if ratio == 1 else [t.uniform(1, 9) for _ in range(length)]
     if length > distance:
         norms[-1] = ratio * norms[-1 - distance]
@@ -143,11 +143,8 @@ STEPS = 20
 
 
 def adam_case(t, world: int, late: bool = False) -> tuple[dict, list[list[Tensor]]]:
-    """The arguments, and the gradients of each rank and step. They shrink at first, so that the variance
-    is not stable at once.
-
-    ``late``: they do not, but the warm-up of the learning rate is long.
-    """
+    """Arguments, and gradients that shrink at first, so that the variance is not stable at once. ``late``:
+    they do not, but the warm-up of the learning rate is long."""
     size, distance = 8 * world * t.integer(1, 2), t.integer(3, 4)
     shrink, warmup = (1.0, t.integer(9, 12)) if late else (t.uniform(0.75, 0.9), t.integer(0, 3))
     inputs: list[list[Tensor]] = [[] for _ in range(world)]

@@ -56,10 +56,7 @@ def signs(x: Tensor) -> Tensor:
 
 
 class OneBit:
-    """The one-bit mean of the tensors of all ranks, step after step.
-
-    ``first`` and ``second``: whether this compression has error feedback.
-    """
+    """The one-bit mean, step after step. ``first`` and ``second``: has this compression error feedback?"""
 
     def __init__(self, like: Tensor, world: int, first: bool = True, second: bool = True) -> None:
         self.first, self.second, self.zero = first, second, torch.zeros_like(like)
