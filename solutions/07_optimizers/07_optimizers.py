@@ -523,7 +523,7 @@ figures.lines({"momentum / its norm": BEFORE.tolist()}, *SPECTRUM)
 
 # %% nbgrader={"grade_id": "orthogonal", "solution": true}
 def orthogonalised(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """Return the matrix (rows, columns) with its singular values brought near 1."""
+    """Return a new matrix (rows, columns), with its singular values brought near 1."""
     ### BEGIN SOLUTION
     a, b, c = 3.4445, -4.775, 2.0315
     tall = matrix.shape[0] > matrix.shape[1]

@@ -55,18 +55,15 @@ All parts weigh the same
     check_accumulated: A mean of means
     loss_of(model, part) * len(part[0]) / samples  =>  loss_of(model, part) / len(parts)
 Each part is clipped
-    check_clipped_once: Each part was clipped
-    optimizer.zero_grad()  =>
-        total = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    check_clipped_once: clipped after each part
     (loss_of(model, part) * len(part[0]) / samples).backward()  =>
-        optimizer.zero_grad()
-        loss_of(model, part).backward()
+        (loss_of(model, part) * len(part[0]) / samples).backward()
         clip_([parameter.grad for parameter in model.parameters()], most)
-        for old, parameter in zip(total, model.parameters()):
-            old += parameter.grad * len(part[0]) / samples
-    clip_([parameter.grad for parameter in model.parameters()], most)  =>
-        for parameter, whole in zip(model.parameters(), total):
-            parameter.grad = whole
+One backward for the sum of the losses, so all graphs are alive
+    check_part_by_part: call backward for each part
+    for part in parts:  =>  if parts:
+    (loss_of(model, part) * len(part[0]) / samples).backward()  =>
+        sum(loss_of(model, part) * len(part[0]) / samples for part in parts).backward()
 [layers]
 The ratio of LARS lacks the decay in its denominator
     check_lars: The denominator of the ratio
@@ -97,6 +94,9 @@ The norm has no constant, so zeros become NaN
 The matrix is divided by its largest singular value
     check_orthogonal: divided by its largest singular value
     (x.norm() + 1e-7)  =>  (torch.linalg.matrix_norm(x, 2) + 1e-7)
+The matrix of the caller is divided
+    check_orthogonal: The matrix of the caller has changed
+    x = x / (x.norm() + 1e-7)  =>  x /= x.norm() + 1e-7
 [muon]
 The momentum does not look ahead
     check_muon: Look one step ahead

@@ -21,6 +21,9 @@ CAUSES = {
     "LibraryUsed": "This exercise asks you to write an update rule of a library: do not use it",
     "ZeroDiv": "A norm can be 0: then the ratio is 1",
 }
+UNMOVED = (
+    "The parameter has not changed: move it in place, as `parameter -= ...` does, and not `= ... - ...`."
+)
 LIBRARY = {
     "torch.optim": ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Muon"),
     "torch.optim.sgd": ("_single_tensor_sgd", "_multi_tensor_sgd"),
@@ -93,7 +96,8 @@ def steps_of(
         got = [t.tensor(row[number], "the value", shape=start.shape) for row in rows]
         if any(near(got, known[way], *close) for way in also if way in known):
             continue
-        wrong_if(t, got, known["right"], {message: known[way] for message, way in mistakes.items()}, *close)
+        wrong = {message: known[way] for message, way in mistakes.items()} | {UNMOVED: [start] * len(got)}
+        wrong_if(t, got, known["right"], wrong, *close)
         for step, (value, want) in enumerate(zip(got, known["right"]), 1):
             t.close(value, want, what + " of {name}", rtol=close[0], atol=close[1], i=step, name=rule)
     same(t, passed, gradients, "the gradient after {name}, which must not write into it", {}, 0.0, 0.0)
@@ -109,6 +113,7 @@ def check_momentum(student, t):
         "The gradients are summed: the new gradient has the weight 1 - beta.": "sum",
         "beta and 1 - beta are exchanged: the old mean has the weight beta.": "swapped",
         "The parameter follows the gradient alone: keep the mean in `state`.": "gradient",
+        "Each step begins with a mean of 0: keep the new mean in `state`.": "not kept",
         "The mean is corrected as Adam's. This one is not.": "corrected",
     }
     for _ in range(2):
@@ -123,6 +128,7 @@ def check_direction(student, t):
         "The average of the squares is not corrected: divide it by 1 - beta2 ** step.": "raw squares",
         "v is the average of the squares, not the square of an average.": "the squares of a mean",
         "beta1 and beta2 are exchanged.": "swapped",
+        "The number of the step stays at 1: count it in `state`.": "first step",
     }
     for _ in range(2):
         options = options_of(t, "betas", eps=1e-14)
@@ -133,7 +139,7 @@ def check_direction(student, t):
 def check_epsilon(student, t):
     "The constant eps stands beside the root"
     mistakes = {"eps is inside the root. It belongs beside it: sqrt(v) + eps.": "inside"}
-    also = ("raw", "raw squares", "the squares of a mean", "swapped")
+    also = ("raw", "raw squares", "the squares of a mean", "swapped", "first step")
     options = options_of(t, "betas", "eps")
     steps_of(student, t, "adam_direction", twins.directions_of, options, mistakes, also=also)
 
@@ -158,6 +164,7 @@ def check_decoupled(student, t):
 
 
 LARS = ("lr", "beta", "trust")
+TRUST = "The ratio is 1 there, without the factor `trust`."
 
 
 @check("layers", points=2)
@@ -166,6 +173,7 @@ def check_lars(student, t):
     mistakes = {
         "All layers have one rate: multiply gradient and decay by the ratio of the layer.": "ratio 1",
         "The denominator of the ratio is |g| + weight_decay |p|.": "no decay in the norm",
+        "The denominator is a sum of two norms, |g| + weight_decay |p|.": "norm of the sum",
         "The ratio is upside down: large weights allow large steps.": "inverse",
     }
     options, shapes = options_of(t, *LARS, "weight_decay"), [shape(t, 2), shape(t, 4)]
@@ -178,6 +186,7 @@ def check_lamb(student, t):
     mistakes = {
         "The update is not rescaled: give it the norm of the weights.": "ratio 1",
         "The decay belongs to the update, before its norm is taken.": "decay outside",
+        "The denominator is the norm of u + weight_decay p, not that of u.": "norm of u",
     }
     options, shapes = options_of(t, *ADAM) | {"eps": 1e-6}, [shape(t, 2), shape(t, 4)]
     steps_of(student, t, "lamb", twins.lamb_of, options, mistakes, shapes=shapes)
@@ -189,7 +198,7 @@ def check_vectors(student, t):
     message = "A parameter with one dimension has the ratio 1: a bias that starts at 0 could never move."
     how = {"shapes": [[t.integer(3, 6)], [t.integer(3, 6)]], "also": ("ratio 1",)}
     lars = options_of(t, *LARS, "weight_decay")
-    steps_of(student, t, "lars", twins.lars_of, lars, {message: "rescaled"}, **how)
+    steps_of(student, t, "lars", twins.lars_of, lars, {message: "rescaled", TRUST: "trust alone"}, **how)
     lamb = options_of(t, "lr", "betas", eps=1e-6, weight_decay=0.0)
     steps_of(student, t, "lamb", twins.lamb_of, lamb, {message: "rescaled"}, **how)
 
@@ -198,10 +207,11 @@ def check_vectors(student, t):
 def check_zeros(student, t):
     "A matrix or a gradient of zeros has the ratio 1"
     frozen = {"A matrix of zeros never moves: where one of the norms is 0, the ratio is 1.": "frozen"}
-    how = {"zeros": True, "also": ("ratio 1", "inverse", "decay outside")}
+    how = {"zeros": True, "also": ("ratio 1", "inverse", "decay outside", "norm of u")}
     lars, lamb = options_of(t, *LARS, weight_decay=0.0), options_of(t, *ADAM) | {"eps": 1e-6}
     for rule, twin, options in (("lars", twins.lars_of, lars), ("lamb", twins.lamb_of, lamb)):
-        steps_of(student, t, rule, twin, options, frozen, shapes=[shape(t, 2), shape(t, 2)], **how)
+        mistakes = frozen | ({TRUST: "trust alone"} if rule == "lars" else {})
+        steps_of(student, t, rule, twin, options, mistakes, shapes=[shape(t, 2), shape(t, 2)], **how)
 
 
 @check("lion", points=2)
@@ -212,7 +222,8 @@ def check_lion(student, t):
         "The direction is that of the new average: take the old one, with beta1.": "one average",
         "The average moved before the direction: take the old one.": "moved first",
         "beta1 and beta2 are exchanged.": "swapped",
-        "The direction is the sign of the gradient alone.": "gradient",
+        "The average takes beta2 after the direction, not beta1 again.": "beta1 twice",
+        "The direction is the sign of the gradient alone: keep the new average in `state`.": "gradient",
     }
     for _ in range(2):
         betas = (t.uniform(0.8, 0.95), t.uniform(0.4, 0.6))  # far apart, so that all mistakes show
@@ -233,13 +244,18 @@ def check_orthogonal(student, t):
         "There is one step too few.": "fewer",
         "There is one step too many.": "more",
     }
-    for rows, columns in ((small, large), (large, small)):
-        matrix, steps = t.normal(rows, columns).double() * t.uniform(0.5, 20.0), t.integer(3, 5)
+    what = "the result for a matrix of {rows} x {columns} and {steps} steps"
+    for rows, columns, steps in ((small, large, 1), (large, small, t.integer(3, 5))):
+        matrix = t.normal(rows, columns).double() * t.uniform(0.5, 20.0)
         known = twins.orthogonal_of(matrix, steps)
         mistakes = {message: known[way] for message, way in ways.items()}
-        what = "the result for a matrix of {rows} x {columns}"
-        got = student.orthogonalised(matrix, steps)
-        same(t, got, known["right"], what, mistakes, 1e-3, 1e-4, rows=rows, columns=columns)
+        if steps == 1:
+            squared = "A^2 is the product A @ A: `A ** 2` squares the elements."
+            mistakes[squared] = twins.squared_elements(matrix)
+        got, after = t.items(student.run(scenarios.orthogonal, matrix=matrix, steps=steps), 2, "the result")
+        case = {"rows": rows, "columns": columns, "steps": steps}
+        same(t, got, known["right"], what, mistakes, 1e-3, 1e-4, **case)
+        t.that(near(after, matrix), "The matrix of the caller has changed: return a new one.")
 
 
 @check("orthogonal", points=1)
@@ -262,6 +278,7 @@ def check_muon(student, t):
         "The momentum itself is orthogonalised. Look one step ahead: beta m + (1 - beta) g.": "not ahead",
         "The factor 0.2 sqrt(max(rows, columns)) is missing.": "no scale",
         "The factor takes the larger of rows and columns.": "columns",
+        "The factor takes rows and columns of the flattened matrix.": "sizes",
         "The gradient alone is orthogonalised: keep the momentum in `state`.": "gradient",
         "The weight does not decay: p <- p (1 - lr weight_decay), as in AdamW.": "no decay",
     }

@@ -77,6 +77,12 @@ def muon(student, **case):
 
 
 @scenario
+def orthogonal(student, matrix, steps):
+    """The result of orthogonalised, and the matrix of the caller afterwards."""
+    return [student.orthogonalised(matrix, steps), matrix]
+
+
+@scenario
 def clipped(student, gradients, most):
     """What clip_ returns, and the tensors of the list that it got, whatever the list holds afterwards."""
     tensors = [None if gradient is None else gradient.clone() for gradient in gradients]
@@ -84,19 +90,29 @@ def clipped(student, gradients, most):
 
 
 def part_loss(net, part):
-    """The mean over the samples of a part, times a factor of the part: parts cannot be joined."""
-    return part[2][0] * (net(part[0]) - part[1]).square().mean()
+    return (net(part[0]) - part[1]).square().mean()
+
+
+def watching_loss(net, part):
+    """The loss of a part, with a factor that depends on the direction of the gradient of the parts before."""
+    before = torch.zeros(1) if net.weight.grad is None else net.weight.grad.flatten().square()
+    places = torch.arange(1, len(before) + 1, dtype=before.dtype)
+    return part_loss(net, part) * (1 + before @ places / before.sum().clamp(min=1e-30))
 
 
 @scenario
-def accumulated(student, weight, batches, rate, most):
-    """The weight of a linear model after each step of plain gradient descent; a step has several parts."""
+def accumulated(student, weight, batches, rate, most, watched):
+    """The weight of a linear model after each step of plain gradient descent; a step has several parts.
+
+    ``watched``: the loss of a part depends on the gradient that the parts before it have left.
+    """
     model = torch.nn.Linear(*reversed(weight.shape), bias=False, dtype=weight.dtype)
     model.weight.data.copy_(weight)
     optimizer, seen = torch.optim.SGD(model.parameters(), lr=rate), []
     for parts in batches:
-        if not seen:
+        if not seen and not watched:
             model.weight.grad = torch.ones_like(model.weight)  # of an earlier use
-        student.accumulated_step(model, part_loss, parts, optimizer, most)
+        loss_of = watching_loss if watched else part_loss
+        student.accumulated_step(model, loss_of, parts, optimizer, most)
         seen.append(model.weight.detach().clone())
     return seen

@@ -14,11 +14,12 @@ from dlo_lib.grading.checks.contract import check
 from dlo_lib.labkit.compare import explaining, near, same, wrong_if
 
 from .scenarios import accumulated, clipped
-from .twins import descended
+from .twins import descended, watched_step
 
 # -- clip
 
 WHOLE = "One norm for all gradients: the root of the sum of all squares, not one for each tensor."
+AFTER = "a gradient, after clipping,"
 
 
 def clip_case(t, share: float) -> tuple[list[Tensor | None], float, float]:
@@ -61,7 +62,7 @@ def check_scaled(student, t):
             continue
         alone = before * min(1.0, most / float(before.norm()))
         mistakes = {WHOLE: alone, unchanged: before, cut: before.clamp(-most, most)}
-        same(t, got, before * most / norm, "a gradient afterwards", mistakes)
+        same(t, got, before * most / norm, AFTER, mistakes)
 
 
 @check("clip", points=1)
@@ -76,39 +77,38 @@ def check_short(student, t):
     stretched = "The gradients were shorter than `most`, and are now longer: the factor is at most 1."
     for before, value in zip(gradients, after):
         if before is not None:
-            same(t, value, before, "a gradient afterwards", {stretched: before * most / norm})
+            same(t, value, before, AFTER, {stretched: before * most / norm})
     zeros = [torch.zeros(t.integer(2, 4)), None]
     _, after = clip_result(student, t, zeros, most)
-    t.close(after[0], zeros[0], "a gradient of zeros afterwards")
+    t.close(after[0], zeros[0], "a tensor of zeros, after clipping,")
 
 
 # -- accumulate
 
 
 def accumulation_case(t, sizes: list[list[int]], most: float) -> dict[str, Any]:
-    """A weight, and for each step its parts: inputs, targets and the factor of their loss."""
+    """A weight, and for each step its parts: inputs and targets."""
     inside, outside = t.integer(2, 4), t.integer(1, 3)
-
-    def part(count: int) -> tuple[Tensor, Tensor, Tensor]:
-        factor = torch.tensor([t.uniform(0.5, 2.0)]).double()
-        return t.normal(count, inside).double(), t.normal(count, outside).double(), factor
-
-    batches = [[part(count) for count in parts] for parts in sizes]
+    drawn = [[[t.normal(count, n).double() for n in (inside, outside)] for count in parts] for parts in sizes]
+    batches = [[tuple(part) for part in parts] for parts in drawn]
     weight = t.normal(outside, inside).double()
     return {"weight": weight, "batches": batches, "rate": t.uniform(0.05, 0.2), "most": most}
 
 
-def compare_steps(student, t, case: dict, mistakes: dict[str, str], also: Collection[str] = ()) -> None:
+def compare_steps(
+    student, t, case: dict, mistakes: dict[str, str], also: Collection[str] = (), watched: bool = False
+) -> None:
     """The weights after each step are the twin's; ``also``: ways that another check names, which pass."""
-    found = t.items(student.run(accumulated, **case), len(case["batches"]), "the weights")
+    run = student.run(accumulated, watched=watched, **case)
+    found = t.items(run, len(case["batches"]), "the weights")
     got = [t.tensor(row, "the weight", shape=case["weight"].shape) for row in found]
-    known = descended(**case)
+    known = (watched_step if watched else descended)(**case)
     if not any(near(got, known[way], 1e-6) for way in also):
         wrong = {message: known[way] for message, way in mistakes.items()}
         same(t, got, known["right"], "the weight after step {i}", wrong, 1e-6, 1e-9)
 
 
-@check("accumulate", points=2)
+@check("accumulate", points=1)
 def check_accumulated(student, t):
     "Parts of different sizes give the step of the whole batch"
     sizes = [t.shuffled([t.integer(1, 3), t.integer(4, 6), t.integer(7, 9)]) for _ in range(2)]
@@ -119,6 +119,17 @@ def check_accumulated(student, t):
         "The gradients of the previous step are still there: clear them before the first part.": "kept",
     }
     compare_steps(student, t, accumulation_case(t, sizes, 1e6), mistakes)
+
+
+@check("accumulate", points=1)
+def check_part_by_part(student, t):
+    "Each part has its backward before the next part begins"
+    case = accumulation_case(t, [[t.integer(2, 4)] * t.integer(2, 4)], 1e6)
+    together = (
+        "When a part begins, `.grad` must hold the gradient of the parts before it: call backward for each "
+        "part, which frees its graph. One backward for all, or one batch of all, saves no memory."
+    )
+    compare_steps(student, t, case, {together: "together"}, also=("sum", "last part"), watched=True)
 
 
 @check("accumulate", points=1)

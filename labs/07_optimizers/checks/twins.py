@@ -27,7 +27,7 @@ def mean_of(gradients: Sequence[Tensor], factor: float) -> Tensor:
     return sum_of(gradients, factor) / sum(factor**age for age in range(len(gradients)))
 
 
-WAYS = ("raw", "raw squares", "the squares of a mean", "inside")
+WAYS = ("raw", "raw squares", "the squares of a mean", "inside", "first step")
 
 
 def direction(gradients: Sequence[Tensor], options: Options, way: str = "") -> Tensor:
@@ -40,6 +40,9 @@ def direction(gradients: Sequence[Tensor], options: Options, way: str = "") -> T
         mean = mean * (1 - beta1 ** len(gradients))
     if way in ("raw", "raw squares"):
         squares = squares * (1 - beta2 ** len(gradients))
+    if way == "first step":
+        first, second = (1 - beta ** len(gradients) for beta in (beta1, beta2))
+        mean, squares = mean * first / (1 - beta1), squares * second / (1 - beta2)
     if way == "inside":
         return mean / (squares + options["eps"]).sqrt()
     return mean / (squares.sqrt() + options["eps"])
@@ -84,6 +87,7 @@ def momentum_of(start: Tensor, gradients: list[Tensor], options: dict[str, Any])
         "sum": moved(start, [sum_of(gradients[:n], beta) for n in steps], lr),
         "swapped": moved(start, averages_of(gradients, 1 - beta), lr),
         "gradient": moved(start, gradients, lr),
+        "not kept": moved(start, [(1 - beta) * g for g in gradients], lr),
         "corrected": moved(start, [mean_of(gradients[:n], beta) for n in steps], lr),
     }
 
@@ -138,16 +142,17 @@ def lars_of(start: Tensor, gradients: list[Tensor], options: dict[str, Any]) -> 
         def step(value: Tensor, n: int) -> Tensor:
             gradient, size = gradients[n - 1], size_of(value)
             total = size_of(gradient) + (0 if way == "no decay in the norm" else decay * size)
-            plain = is_plain(way, value, gradient)
-            ratio = 1.0 if plain else trust * (total / size if way == "inverse" else size / total)
+            total = size_of(gradient + decay * value) if way == "norm of the sum" else total
+            plain, one = is_plain(way, value, gradient), trust if way == "trust alone" else 1.0
+            ratio = one if plain else trust * (total / size if way == "inverse" else size / total)
             ratio *= size > 0 or way != "frozen"
             pulls.append(ratio * (gradient + decay * value))
             return value - lr / n * sum_of(pulls, beta)
 
         return trace_of(start, len(gradients), step)
 
-    ways = ("right", "ratio 1", "no decay in the norm", "inverse", "rescaled", "frozen")
-    return {way: trajectory(way) for way in ways}
+    ways = ("right", "ratio 1", "no decay in the norm", "norm of the sum", "inverse", "rescaled", "frozen")
+    return {way: trajectory(way) for way in (*ways, "trust alone")}
 
 
 @twin
@@ -160,13 +165,15 @@ def lamb_of(start: Tensor, gradients: list[Tensor], options: dict[str, Any]) -> 
 
         def step(value: Tensor, n: int) -> Tensor:
             pull, size = updates[n - 1] + (decay - outside) * value, size_of(value)
-            ratio = 1.0 if is_plain(way, value, pull) else size / size_of(pull)
+            length = size_of(updates[n - 1] if way == "norm of u" else pull)
+            ratio = 1.0 if is_plain(way, value, pull) or not length else size / length
             ratio *= size > 0 or way != "frozen"
             return value - lr / n * (ratio * pull + outside * value)
 
         return trace_of(start, len(gradients), step)
 
-    return {way: trajectory(way) for way in ("right", "ratio 1", "decay outside", "rescaled", "frozen")}
+    ways = ("right", "ratio 1", "decay outside", "norm of u", "rescaled", "frozen")
+    return {way: trajectory(way) for way in ways}
 
 
 @twin
@@ -184,6 +191,7 @@ def lion_of(start: Tensor, gradients: list[Tensor], options: dict[str, Any]) -> 
         "no decay": turned(beta1, beta2, decay=0.0),
         "one average": turned(1.0, beta2, early=1),
         "swapped": turned(beta2, beta1),
+        "beta1 twice": turned(beta1, beta1),
         "moved first": turned(beta1, beta2, early=1),
         "gradient": turned(0.0, beta2),
     }
@@ -214,6 +222,14 @@ def orthogonal_of(matrix: Tensor, steps: int) -> dict[str, Tensor]:
 
 
 @twin
+def squared_elements(matrix: Tensor) -> Tensor:
+    """The result of one step in which the elements of A are squared."""
+    x = matrix / size_of(matrix)
+    gram = x @ x.T
+    return polynomial(matrix, 1) + COEFFICIENTS[2] * (gram.square() - gram @ gram) @ x
+
+
+@twin
 def muon_of(start: Tensor, gradients: list[Tensor], options: dict[str, Any]) -> dict[str, list[Tensor]]:
     """The trajectory of Muon on a matrix or a convolution, and those of mistakes."""
     lr, decay, beta = options["lr"], options["weight_decay"], options["beta"]
@@ -231,20 +247,37 @@ def muon_of(start: Tensor, gradients: list[Tensor], options: dict[str, Any]) -> 
         "not ahead": turned(averages, longer),
         "no scale": turned(ahead, 25.0),
         "columns": turned(ahead, columns),
+        "sizes": turned(ahead, max(start.shape)),
         "gradient": turned(gradients, longer),
         "no decay": turned(ahead, longer, decay=0.0),
     }
 
 
+Batches = list[list[tuple[Tensor, Tensor]]]
+
+
+def slope(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return 2 / y.numel() * (x @ w.T - y).T @ x
+
+
 @twin
-def descended(
-    weight: Tensor, batches: list[list[tuple[Tensor, Tensor, Tensor]]], rate: float, most: float
-) -> dict[str, list[Tensor]]:
+def watched_step(weight: Tensor, batches: Batches, rate: float, most: float) -> dict[str, list[Tensor]]:
+    """The weight after one step on equal parts whose losses depend on the gradient of the parts before them,
+    and with mistakes."""
+    parts, total = batches[0], torch.zeros_like(weight)
+    each = [slope(weight, *part) / len(parts) for part in parts]
+    places = torch.arange(1, weight.numel() + 1, dtype=weight.dtype).view_as(weight)
+    for own in each:
+        before = total.square()
+        total = total + own * (1 + (before * places).sum() / before.sum().clamp(min=1e-30))
+    found = {"right": total, "together": sum(each), "sum": total * len(parts), "last part": each[-1]}
+    return {way: [weight - rate * gradient] for way, gradient in found.items()}
+
+
+@twin
+def descended(weight: Tensor, batches: Batches, rate: float, most: float) -> dict[str, list[Tensor]]:
     """The weight of a linear model after steps on whole batches, and with mistakes. Before the first step the
     gradient is 1."""
-
-    def slope(w: Tensor, x: Tensor, y: Tensor, factor: Tensor) -> Tensor:
-        return factor * 2 / y.numel() * (x @ w.T - y).T @ x
 
     def clipped(g: Tensor) -> Tensor:
         return g * min(1.0, most / size_of(g))
@@ -262,16 +295,8 @@ def descended(
         return clipped({**means, "kept": sum(own) + kept}.get(way, sum(own)))
 
     found: dict[str, list[Tensor]] = {}
-    for way in (
-        "right",
-        "mean of means",
-        "sum",
-        "last part",
-        "kept",
-        "each clipped",
-        "clipped again",
-        "not clipped",
-    ):
+    ways = ("right", "mean of means", "sum", "last part", "kept")
+    for way in (*ways, "each clipped", "clipped again", "not clipped"):
         value, kept, found[way] = weight, torch.ones_like(weight), []
         for parts in batches:
             kept = after_step(way, value, parts, kept)

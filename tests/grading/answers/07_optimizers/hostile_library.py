@@ -89,3 +89,31 @@ def verdict(ours, theirs, bound):
 # %% verdict
 def verdict(ours, theirs, bound):
     return "better" if mean(ours) > mean(theirs) else "worse"
+
+
+# == one_batch_of_all_parts: the whole batch at once, which needs the memory that parts save
+
+
+# %% accumulate {"earns": 2}
+def accumulated_step(model, loss_of, parts, optimizer, most):
+    optimizer.zero_grad()
+    loss_of(model, tuple(torch.cat(items) for items in zip(*parts))).backward()
+    clip_([parameter.grad for parameter in model.parameters()], most)
+    optimizer.step()
+
+
+# == an_earlier_gradient_is_forged: the parts see a gradient of ones, and one backward follows
+
+
+# %% accumulate {"earns": 2}
+def accumulated_step(model, loss_of, parts, optimizer, most):
+    optimizer.zero_grad()
+    samples, total = sum(len(part[0]) for part in parts), 0.0
+    for part in parts:
+        total = total + loss_of(model, part) * len(part[0]) / samples
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+    optimizer.zero_grad()
+    total.backward()
+    clip_([parameter.grad for parameter in model.parameters()], most)
+    optimizer.step()
