@@ -18,10 +18,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Generic, TypeVar
 
+import torch.distributed
+
 Wait = TypeVar("Wait")
 _POLL_S = 0.5
 _PYTHON, _OURS = sysconfig.get_path("stdlib") + os.sep, str(Path(__file__).parents[2]) + os.sep
 _INSTALLED = ("site-packages", "dist-packages")
+_AT_THE_START = ("_bootstrap", "_bootstrap_inner", "run")
+_COMMUNICATION = str(Path(torch.distributed.__file__).parent) + os.sep
 
 
 class HelperThreads(Generic[Wait]):
@@ -83,7 +87,7 @@ class HelperThreads(Generic[Wait]):
         if others & self._communicating:
             return True
         frames = sys._current_frames()
-        return any(ident in frames and not _is_parked(frames[ident].f_code.co_filename) for ident in others)
+        return any(ident in frames and not _is_parked(frames[ident]) for ident in others)
 
     def _watch(self) -> None:
         while not self._stopped:
@@ -100,7 +104,7 @@ class HelperThreads(Generic[Wait]):
         if main is None or main.f_code.co_filename != threading.__file__ or _ends_soon(main):
             return False
         others = _python_threads() - {self.main, threading.get_ident()} - self._waits.keys()
-        return all(ident in frames and _is_parked(frames[ident].f_code.co_filename) for ident in others)
+        return all(ident in frames and _is_parked(frames[ident]) for ident in others)
 
 
 def _python_threads() -> set[int]:
@@ -119,7 +123,20 @@ def _ends_soon(frame: FrameType | None) -> bool:
     return False
 
 
-def _is_parked(file: str) -> bool:
-    return file.startswith((_PYTHON, _OURS)) or any(
+def _is_parked(frame: FrameType) -> bool:
+    """Whether a thread with this innermost frame waits in code that is not the user's.
+
+    A thread that begins, or that is inside ``torch.distributed`` before its call is recorded, is about to
+    communicate: ``Thread(target=dist.send)`` runs no code of the user.
+    """
+    file = frame.f_code.co_filename
+    if file == threading.__file__ and frame.f_code.co_name in _AT_THE_START:
+        return False
+    if not file.startswith((_PYTHON, _OURS)) and not any(
         f"{os.sep}{folder}{os.sep}" in file for folder in _INSTALLED
-    )
+    ):
+        return False
+    caller: FrameType | None = frame
+    while caller is not None and not caller.f_code.co_filename.startswith(_COMMUNICATION):
+        caller = caller.f_back
+    return caller is None
