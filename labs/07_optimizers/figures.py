@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
-from dlo_lib.labkit.figures import BLACK, METHODS, MUTED, SKY, finish, legend, panels, styled
+from dlo_lib.labkit.figures import BLACK, METHODS, MUTED, finish, legend, panels, styled
 from dlo_lib.labkit.predictions import Predicted, mark_predicted
 
 Point = tuple[float, float]
@@ -14,7 +16,7 @@ Point = tuple[float, float]
 
 @styled
 def valley(paths: Mapping[str, Sequence[Point]], curvature: float) -> Figure:
-    """Plot the paths of optimisers through a narrow valley, over the contours of the loss."""
+    """Paths of optimisers through a narrow valley, over the contours of the loss."""
     (axes,) = panels(width=9, height=3.6)
     xs = [-2 + 14 * k / 80 for k in range(81)]
     ys = [-2 + 4 * k / 80 for k in range(81)]
@@ -29,48 +31,55 @@ def valley(paths: Mapping[str, Sequence[Point]], curvature: float) -> Figure:
 
 @styled
 def lines(series: Mapping[str, Sequence[float]], xlabel: str, ylabel: str) -> Figure:
-    """Plot values over their numbers, from 1, a line per name, on a logarithmic axis."""
+    """Values over their numbers, from 1, a line per name, on a logarithmic axis."""
     (axes,) = panels()
     for (name, line), style in zip(series.items(), METHODS):
-        axes.plot(range(1, len(line) + 1), line, **style.line(marked=len(line) < 40), label=name)
+        few = sum(map(math.isfinite, line)) < 40  # a run that diverges can have a single point
+        axes.plot(range(1, len(line) + 1), line, **style.line(marked=few), label=name)
     axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high < 100 * low:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
     legend(axes, "right")
     return finish(axes, "both", xlabel=xlabel, ylabel=ylabel)
 
 
 @styled
 def runs(accuracies: Mapping[str, Sequence[float]], title: str, predicted: Predicted) -> Figure:
-    """Plot the test accuracy of each run as a point and the mean as a bar, two rows per optimiser.
+    """Test accuracy of each run as a point and the mean as a bar, a row per optimiser and a panel per batch.
 
-    ``predicted``: in percent, under the names of the rows.
+    ``accuracies``: under "optimiser, batch"; ``predicted``: in percent, under the same names.
     """
-    (axes,) = panels(width=9, height=1.2 + 0.36 * len(accuracies))
-    for row, values in enumerate(accuracies.values()):
-        style, percent = METHODS[row // 2], [100 * value for value in values]
-        if row // 2 % 2:
-            axes.axhspan(row - 0.5, row + 0.5, color=SKY, alpha=0.25, linewidth=0)
-        axes.plot(percent, [row] * len(percent), **style.points(), alpha=0.6)
-        mean = sum(percent) / len(percent)
-        axes.plot([mean, mean], [row - 0.35, row + 0.35], color=style.colour, linewidth=3)
-    mark_predicted(axes, {name: row for row, name in enumerate(accuracies)}, predicted, horizontal=True)
-    if axes.get_legend_handles_labels()[1]:
-        legend(axes, "right")
-    axes.set_yticks(range(len(accuracies)), list(accuracies))
-    axes.set_ylim(len(accuracies) - 0.4, -0.6)
-    return finish(axes, "both", xlabel="test accuracy (%)", title=title)
+    batches = list(dict.fromkeys(name.rpartition(", ")[2] for name in accuracies))
+    all_axes = panels(len(batches), width=10, height=1.6 + 0.36 * len(accuracies) / len(batches))
+    for axes, batch in zip(all_axes, batches):
+        names = [name for name in accuracies if name.endswith(f", {batch}")]
+        for row, (name, style) in enumerate(zip(names, METHODS)):
+            percent = [100 * value for value in accuracies[name]]
+            axes.plot(percent, [row] * len(percent), **style.points(), alpha=0.6)
+            mean = sum(percent) / len(percent)
+            axes.plot([mean, mean], [row - 0.35, row + 0.35], color=style.colour, linewidth=3)
+        guesses = {name: predicted[name] for name in names if name in predicted}
+        mark_predicted(axes, {name: row for row, name in enumerate(names)}, guesses, horizontal=True)
+        legend(axes, "below")
+        axes.set_yticks(range(len(names)), names)
+        axes.locator_params(axis="x", nbins=5)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        finish(axes, "both", xlabel="test accuracy (%)", title=title)
+    return all_axes[0].get_figure()
 
 
 @styled
 def landscapes(surfaces: Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]]) -> Figure:
-    """Plot the loss around trained weights, on a plane of two filter-normalised directions, a panel per
-    model, with the same levels in all."""
+    """Loss around trained weights, on a plane of two filter-normalised directions, a panel per model."""
     all_axes = panels(len(surfaces), width=5.2 * len(surfaces), height=4.2)
     levels = [0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0]
     for axes, (name, (places, loss)) in zip(all_axes, surfaces.items()):
         lines = axes.contour(places, places, loss, levels=levels, cmap="viridis", linewidths=1.4)
         axes.clabel(lines, fontsize=9)
         axes.plot([0], [0], marker="*", color=BLACK, markersize=12, linestyle="")
-        finish(
-            axes, None, xlabel="first direction (1: norm of a filter)", ylabel="second direction", title=name
-        )
+        axes.set_title(name)
+        finish(axes, None, xlabel="first direction (1: norm of a filter)", ylabel="second direction")
     return all_axes[0].get_figure()

@@ -1,8 +1,4 @@
-"""The right answers of the quiz. Never released.
-
-Every requirement of the text is a visible check; in grading the visible checks run again, with the seed of
-the class.
-"""
+"""The right answers of the quiz; the visible checks run again with the seed of the class. Never released."""
 
 from dlo_lib.grading.checks.quiz import Answer
 

@@ -8,16 +8,7 @@ MUTANTS = mutant_table(
 The gradients are summed, as in torch.optim.SGD
     check_momentum: The gradients are summed
     state["mean"].lerp_(gradient, 1 - group["beta"])  =>  state["mean"].mul_(group["beta"]).add_(gradient)
-The rate is inside the mean, so a change of it acts late
-    check_momentum: the value after step
-    state["mean"].lerp_(gradient, 1 - group["beta"])  =>
-        state["mean"].lerp_(group["lr"] * gradient, 1 - group["beta"])
-    parameter -= group["lr"] * state["mean"]  =>  parameter -= state["mean"]
 [adam]
-The averages are not corrected
-    check_direction: The averages start at 0
-    state["m"] / (1 - beta1 ** state["step"])  =>  state["m"]
-    state["v"] / (1 - beta2 ** state["step"])  =>  state["v"]
 Only the mean is corrected, as on some slides
     check_direction: The average of the squares is not corrected
     state["v"] / (1 - beta2 ** state["step"])  =>  state["v"]
@@ -30,9 +21,6 @@ The decay is added to the gradient
     adam_direction(gradient, state, group)  =>
         adam_direction(gradient + group["weight_decay"] * parameter, state, group)
     parameter *= 1 - group["lr"] * group["weight_decay"]  =>
-The decay is not multiplied by the rate
-    check_decoupled: not multiplied by the learning rate
-    parameter *= 1 - group["lr"] * group["weight_decay"]  =>  parameter *= 1 - group["weight_decay"]
 [clip]
 The norm after clipping is returned
     check_norm: This is the norm after clipping
@@ -40,13 +28,6 @@ The norm after clipping is returned
 Each gradient is clipped by its own norm
     check_scaled: One norm for all gradients
     gradient *= most / norm  =>  gradient *= min(1.0, most / gradient.norm().item())
-New tensors are put into the list
-    check_scaled, check_short: put no new ones into the list
-    for gradient in present:  =>
-        for place, gradient in enumerate(gradients):
-    gradient *= most / norm  =>
-        if gradient is not None:
-            gradients[place] = gradient * most / norm
 Short gradients are stretched to the bound
     check_short: and are now longer
     if norm > most:  =>  if norm > 0:
@@ -91,9 +72,6 @@ The average moves before the sign is taken
 The norm has no constant, so zeros become NaN
     check_zero: For a matrix of zeros
     (x.norm() + 1e-7)  =>  x.norm()
-The matrix is divided by its largest singular value
-    check_orthogonal: divided by its largest singular value
-    (x.norm() + 1e-7)  =>  (torch.linalg.matrix_norm(x, 2) + 1e-7)
 The matrix of the caller is divided
     check_orthogonal: The matrix of the caller has changed
     x = x / (x.norm() + 1e-7)  =>  x /= x.norm() + 1e-7
@@ -101,9 +79,6 @@ The matrix of the caller is divided
 The momentum does not look ahead
     check_muon: Look one step ahead
     gradient.lerp(state["mean"], group["beta"]).flatten(1)  =>  state["mean"].flatten(1)
-The factor has the number of columns
-    check_muon: the larger of rows and columns
-    max(ahead.shape)  =>  ahead.shape[1]
 Vectors are orthogonalised as matrices of one row
     check_muon_vectors: the value after step
     if parameter.ndim < 2:  =>  if False:
@@ -112,10 +87,6 @@ Vectors are orthogonalised as matrices of one row
 The difference is divided by the spread alone, whatever the number of runs
     check_verdict: differ by
     abs(difference) <= bound * s * math.sqrt(1 / n + 1 / m)  =>  abs(difference) <= bound * s
-The two variances have the same weight, whatever the numbers of runs
-    check_verdict: differ by
-    ((n - 1) * stdev(ours) ** 2 + (m - 1) * stdev(theirs) ** 2) / (n + m - 2)  =>
-        (stdev(ours) ** 2 + stdev(theirs) ** 2) / 2
 A spread is estimated from three runs
     check_few_seeds: a claim needs at least 5 of each
     if min(n, m) < 5:  =>  if min(n, m) < 2:

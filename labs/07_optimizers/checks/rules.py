@@ -3,9 +3,9 @@ with twins in float64."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,14 +16,11 @@ from dlo_lib.labkit.compare import explaining, near, same, wrong_if
 
 from . import scenarios, twins
 
-Twin = Callable[..., dict[str, list[Tensor]]]
 CAUSES = {
     "LibraryUsed": "This exercise asks you to write an update rule of a library: do not use it",
     "ZeroDiv": "A norm can be 0: then the ratio is 1",
 }
-UNMOVED = (
-    "The parameter has not changed: move it in place, as `parameter -= ...` does, and not `= ... - ...`."
-)
+UNMOVED = "The parameter has not changed: move it in place, as `parameter -= ...` does."
 LIBRARY = {
     "torch.optim": ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Muon"),
     "torch.optim.sgd": ("_single_tensor_sgd", "_multi_tensor_sgd"),
@@ -37,11 +34,9 @@ def library() -> list[str]:
     """The classes and functions that an answer of one's own does not use, those that this release has."""
     found = []
     for module, names in LIBRARY.items():
-        try:
+        with contextlib.suppress(ModuleNotFoundError):  # Muon is new in PyTorch 2.9
             holder = importlib.import_module(module)
-        except ModuleNotFoundError:  # Muon is new in PyTorch 2.9
-            continue
-        found += [f"{module}.{name}" for name in names if hasattr(holder, name)]
+            found += [f"{module}.{name}" for name in names if hasattr(holder, name)]
     return found
 
 
@@ -61,21 +56,10 @@ def options_of(t, *names: str, **fixed: Any) -> dict[str, Any]:
     return drawn | fixed
 
 
-def steps_of(
-    student,
-    t,
-    rule: str,
-    twin: Twin,
-    options: Mapping[str, Any],
-    mistakes: Mapping[str, str],
-    *,
-    shapes: Sequence[Sequence[int]] = (),
-    steps: int = 0,
-    zeros: bool = False,
-    also: Sequence[str] = (),
-) -> None:
+def steps_of(student, t, rule, twin, options, mistakes, *, shapes=(), steps=0, zeros=False, also=()):
     """The trajectories of parameters, whose steps alternate, are those of ``twin``.
 
+    ``mistakes``: the way of the twin under its message; ``shapes`` and ``steps`` are drawn if there are none;
     ``zeros``: some weights and gradients are 0; ``also``: ways that another check names, which pass here.
     """
     shapes = shapes or [shape(t, t.integer(1, 2)) for _ in range(2)]
@@ -207,11 +191,10 @@ def check_vectors(student, t):
 def check_zeros(student, t):
     "A matrix or a gradient of zeros has the ratio 1"
     frozen = {"A matrix of zeros never moves: where one of the norms is 0, the ratio is 1.": "frozen"}
-    how = {"zeros": True, "also": ("ratio 1", "inverse", "decay outside", "norm of u")}
+    how = {"zeros": True, "also": ("ratio 1", "inverse", "decay outside", "norm of u", "trust alone")}
     lars, lamb = options_of(t, *LARS, weight_decay=0.0), options_of(t, *ADAM) | {"eps": 1e-6}
     for rule, twin, options in (("lars", twins.lars_of, lars), ("lamb", twins.lamb_of, lamb)):
-        mistakes = frozen | ({TRUST: "trust alone"} if rule == "lars" else {})
-        steps_of(student, t, rule, twin, options, mistakes, shapes=[shape(t, 2), shape(t, 2)], **how)
+        steps_of(student, t, rule, twin, options, frozen, shapes=[shape(t, 2), shape(t, 2)], **how)
 
 
 @check("lion", points=2)

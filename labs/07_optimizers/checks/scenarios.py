@@ -102,10 +102,7 @@ def watching_loss(net, part):
 
 @scenario
 def accumulated(student, weight, batches, rate, most, watched):
-    """The weight of a linear model after each step of plain gradient descent; a step has several parts.
-
-    ``watched``: the loss of a part depends on the gradient that the parts before it have left.
-    """
+    """The weight of a linear model after each step of gradient descent; ``watched``: with that loss."""
     model = torch.nn.Linear(*reversed(weight.shape), bias=False, dtype=weight.dtype)
     model.weight.data.copy_(weight)
     optimizer, seen = torch.optim.SGD(model.parameters(), lr=rate), []

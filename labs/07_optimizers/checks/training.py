@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from statistics import mean, stdev
 from typing import Any
 
@@ -95,9 +94,7 @@ def accumulation_case(t, sizes: list[list[int]], most: float) -> dict[str, Any]:
     return {"weight": weight, "batches": batches, "rate": t.uniform(0.05, 0.2), "most": most}
 
 
-def compare_steps(
-    student, t, case: dict, mistakes: dict[str, str], also: Collection[str] = (), watched: bool = False
-) -> None:
+def compare_steps(student, t, case: dict, mistakes: dict[str, str], also=(), watched=False) -> None:
     """The weights after each step are the twin's; ``also``: ways that another check names, which pass."""
     run = student.run(accumulated, watched=watched, **case)
     found = t.items(run, len(case["batches"]), "the weights")
@@ -158,9 +155,7 @@ def scattered(t, count: int, spread: float, twice: bool = False) -> list[float]:
     return [spread * (value - mean(values)) / stdev(values) for value in values]
 
 
-def compared(
-    t, n: int, m: int, bound: float, share: float, twice: bool = False, constant: bool = False
-) -> tuple[list[float], list[float]]:
+def compared(t, n: int, m: int, bound: float, share: float, twice=False, constant=False):
     """Accuracies whose statistic is ``share`` times the bound; ours vary twice as much as theirs, and theirs
     not at all if they are ``constant``."""
     spread = t.uniform(0.005, 0.03)
@@ -180,10 +175,7 @@ def said(student, t, ours: list[float], theirs: list[float], bound: float) -> st
     return got
 
 
-SAYS = (
-    'the means of {n} and {m} runs differ by {share:.2f} times bound x s x sqrt(1/{n} + 1/{m}): "{want}", '
-    'not "{got}"'
-)
+SAYS = 'the means differ by {share:.2f} x bound x s x sqrt(1/{n} + 1/{m}): "{want}", not "{got}"'
 
 
 @check("verdict", points=2)
