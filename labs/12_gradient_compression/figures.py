@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from dlo_lib.labkit.figures import BLUE, METHODS, SMALL, finish, log_ticks, panels, styled
+from dlo_lib.labkit.figures import LIMIT, METHODS, MUTED, SMALL, finish, log_ticks, panels, styled
 from dlo_lib.labkit.predictions import Predicted, numbers
 
 
@@ -72,26 +72,34 @@ def variance(norms: Mapping[str, Sequence[float]], fires: Mapping[str, int | Non
 
 
 @styled
-def by_bytes(runs: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
-    """The same losses over the steps, and over the bytes that a rank has sent."""
+def by_bytes(runs: Mapping[str, tuple[Sequence[float], Sequence[float]]], switch: int) -> Figure:
+    """The same losses over the steps, and over the bytes that a rank has sent; a grey line is the switch."""
     left, right = panels(2, width=11, height=3.7, sharey=True)
     for style, (name, (losses, sent)) in zip(METHODS, runs.items()):
         left.plot(range(1, len(losses) + 1), losses, **style.line(), label=name)
         right.plot([nbytes / 1e6 for nbytes in sent], losses, **style.line(), label=name)
+    left.set_ylim(0.97 * min(losses), 1.03 * losses[len(losses) // 6])  # the first steps are alike
+    for ax, place in ((left, switch), (right, sent[switch - 1] / 1e6)) if switch else ():
+        ax.axvline(place, color=MUTED, lw=1)
     right.legend(loc="upper right")
     finish(left, xlabel="step", ylabel="loss on all samples")
     return finish(right, xlabel="MB sent by a rank")
 
 
 @styled
-def at_scale(gbits: Sequence[float], seconds: Mapping[str, Sequence[float]], predicted: Predicted) -> Figure:
-    """Seconds of backward with its communication over the bandwidth of the link, a line for each scheme."""
-    (ax,) = panels(width=8.5, height=4)
-    lines(ax, seconds, gbits)
-    for name, guess in numbers(predicted, dict.fromkeys(predicted)).items():
-        ax.axvline(guess, color=BLUE, ls=":", label=f"your prediction: {name}")
-    log_ticks(ax, "x", [2**power for power in range(0, 12, 2)])
-    log_ticks(ax, "y", [0.5, 1, 2, 5, 10, 50])
+def at_scale(
+    gbits: Sequence[float], seconds: Mapping[str, Sequence[float]], predicted: Predicted, found: Predicted
+) -> Figure:
+    """Seconds of backward and communication over the bandwidth; on the right, where the fastest changes."""
+    for ax, step in zip(panels(2, width=13, height=4), (2, 1)):
+        lines(ax, seconds, gbits)
+        for values, colour, label in ((found, MUTED, "found"), (predicted, LIMIT, "your prediction")):
+            for value in numbers(values, found).values():
+                ax.axvline(value, color=colour, lw=1, label=label)
+        log_ticks(ax, "x", [2**power for power in range(0, 12, step)])
+        if step == 2:
+            log_ticks(ax, "y", [0.5, 1, 2, 5, 10, 50])
+        finish(ax, xlabel="Gb/s of a GPU's link", ylabel="seconds of a backward of Llama 3.2 1B")
+    ax.set(xlim=(32, 512), ylim=(0.64, 0.74))
     ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
-    title = "Llama 3.2 1B, 64 A100: backward with its communication"
-    return finish(ax, xlabel="Gb/s of a GPU's link", ylabel="seconds", title=title)
+    return ax.figure

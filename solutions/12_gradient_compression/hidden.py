@@ -33,6 +33,6 @@ def check_wide(student, t):
 ANSWERS = {
     "q1": Answer("c", "12 k (N - 1) bytes against 8 Ψ (N - 1) / N: nearly the same for k = Ψ / 100, N = 64"),
     "q2": Answer("b", "what is not sent adds up, so the element arrives late and is not lost"),
-    "q3": Answer("a", "the uncorrected v grows in all early steps: the rule is true at once"),
+    "q3": Answer("a", "the uncorrected v grows at first, and the rule is true at such a step"),
     "q4": Answer("d", "overlap costs nothing and keeps the sum exact: compression comes after it"),
 }
