@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 import json
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,4 +200,17 @@ def _tensorboard(folder: Path, purge_step: int) -> CurveWriter | None:
         text = "tensorboard is not installed, so {folder} gets no curves (pip install tensorboard)"
         print(tr(text, folder=folder), file=sys.stderr)
         return None
+    _wait_for_a_new_second(folder)
     return _EventFiles(SummaryWriter(str(folder), purge_step=purge_step))
+
+
+def _wait_for_a_new_second(folder: Path) -> None:
+    """Wait until a new file of events is the last one by name, at most a second.
+
+    TensorBoard reads the files in the order of their names, which begin with the second of their creation and
+    end with a number that is not padded: within a second, a resumed run could come before the first one.
+    """
+    seconds = [int(file.name.split(".")[3]) for file in folder.glob("events.out.tfevents.[0-9]*.*")]
+    now = time.time()
+    if seconds and max(seconds) >= int(now):
+        time.sleep(min(1.0, int(now) + 1 - now))
