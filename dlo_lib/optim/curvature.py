@@ -51,7 +51,7 @@ class HessianProduct:
     """
 
     def __init__(self, loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> None:
-        self.parameters = checked(parameters)
+        self.parameters = _checked(parameters)
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
             value = loss()
             if value.numel() != 1 or not value.requires_grad:
@@ -68,9 +68,8 @@ class HessianProduct:
     def __call__(self, vector: Sequence[Tensor]) -> Vector:
         """Return H v. ``vector``: a tensor for each parameter."""
         curved = [index for index, gradient in enumerate(self.gradients) if gradient.requires_grad]
-        products = [torch.zeros_like(parameter) for parameter in self.parameters]
         if not curved:  # a linear loss
-            return tuple(products)
+            return tuple(torch.zeros_like(parameter, requires_grad=False) for parameter in self.parameters)
         try:
             found = torch.autograd.grad(
                 [self.gradients[index] for index in curved],
@@ -170,7 +169,7 @@ def traces(
     return [TraceEstimate(mean, error) for mean, error in zip(means.tolist(), errors.tolist(), strict=True)]
 
 
-def checked(parameters: Sequence[Tensor]) -> Vector:
+def _checked(parameters: Sequence[Tensor]) -> Vector:
     """Return ``parameters`` as a tuple; raise UserError for those of which no curvature can be measured."""
     given = tuple(parameters)
     if not given:
@@ -220,15 +219,18 @@ def _without_second_derivative(reason: str) -> UserError:
     )
 
 
+def drawn_on(generator: torch.Generator | None) -> torch.device:
+    """Return the device on which ``generator`` draws; the same numbers then serve a GPU and a CPU."""
+    return torch.device("cpu") if generator is None else generator.device
+
+
 def _normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    # drawn where the generator is, so that a GPU and a CPU start with the same vector
-    device = "cpu" if generator is None else generator.device
-    return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=device).to(like.device)
+    place = drawn_on(generator)
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=place).to(like.device)
 
 
 def _signs(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    device = "cpu" if generator is None else generator.device
-    bits = torch.randint(2, like.shape, generator=generator, device=device)
+    bits = torch.randint(2, like.shape, generator=generator, device=drawn_on(generator))
     return (2 * bits - 1).to(like)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.base.text import tr
+from dlo_lib.optim.curvature import drawn_on
 
 
 def filter_normalised(parameters: Sequence[Tensor], generator: torch.Generator | None = None) -> list[Tensor]:
@@ -26,15 +27,13 @@ def filter_normalised(parameters: Sequence[Tensor], generator: torch.Generator |
 
     The direction of a parameter with fewer than two dimensions is 0.
     """
-    device = "cpu" if generator is None else generator.device
     direction = []
     for parameter in parameters:
         if parameter.ndim < 2:
             direction.append(torch.zeros_like(parameter, requires_grad=False))
             continue
         weight = parameter.detach()
-        # drawn where the generator is, so that a GPU and a CPU show the same plane
-        drawn = torch.randn(weight.shape, generator=generator, device=device).to(weight)
+        drawn = torch.randn(weight.shape, generator=generator, device=drawn_on(generator)).to(weight)
         direction.append(drawn * (_norms(weight) / _norms(drawn)))
     return direction
 

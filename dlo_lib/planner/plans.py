@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlo_lib.parallel.context import ContextKind
+from dlo_lib.parallel.mesh import DIMENSIONS
 from dlo_lib.parallel.pipeline.table import ScheduleKind
 from dlo_lib.parallel.plan import ParallelPlan, ZeroStage
 from dlo_lib.planner.sizes import ModelSizes
@@ -22,7 +23,7 @@ from dlo_lib.planner.sizes import ModelSizes
 Array = NDArray[Any]
 SCHEDULES = tuple(ScheduleKind)
 CONTEXTS = tuple(ContextKind)
-DEGREES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+DEGREES = (*DIMENSIONS, "ep")
 _SPLIT = [SCHEDULES.index(kind) for kind in (
     ScheduleKind.ZB_H1, ScheduleKind.ZB_H2, ScheduleKind.ZB_V, ScheduleKind.DUALPIPE_V,
 )]  # fmt: skip
