@@ -30,6 +30,7 @@ class Gpu:
         nvlink_bandwidth, pcie_bandwidth: in one direction, all links together, bytes/s.
         peak_flops: dense FLOP/s by dtype ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8"); a dtype
             that the chip lacks is absent.
+        processors: its streaming multiprocessors.
         watts: its power limit.
         sources: the sources of the figures, by field of ``gpus.toml``.
     """
@@ -42,6 +43,7 @@ class Gpu:
     nvlink_bandwidth: float
     pcie_bandwidth: float
     peak_flops: dict[str, float]
+    processors: int
     watts: float
     sources: dict[str, str]
 
@@ -88,6 +90,7 @@ def _table() -> dict[str, Gpu]:
             nvlink_bandwidth=row["nvlink"],
             pcie_bandwidth=row["pcie"],
             peak_flops=row["peak_flops"],
+            processors=row["processors"],
             watts=row["watts"],
             sources=row["sources"] | reserved["sources"],
         )

@@ -27,9 +27,7 @@ from dlo_lib.planner.stack import Stack
 from dlo_lib.planner.stages import balanced_stages, bubble
 
 TILE = (128, 256)
-"""The rows and columns of a tile of a large product."""
-PROCESSORS = {"v100": 80, "a100": 108, "h100": 132, "h200": 132, "b200": 148}
-"""The streaming multiprocessors of a GPU, each of which computes one tile at a time: data sheets."""
+"""The rows and columns of a tile of a large product. A streaming multiprocessor computes one at a time."""
 COMPUTED = (
     "matrix products",
     "attention",
@@ -117,7 +115,7 @@ class StepParts:
         self.z, self.p, self.seq, self.nodes, self.stack = sizes, plans, seq, nodes, stack
         self.peak = nodes.gpu.peak(dtype)
         self.rate = nodes.gpu.bandwidth * stack.memory
-        self.processors = PROCESSORS[nodes.gpu.name.split("-")[0]]
+        self.processors = nodes.gpu.processors
         self.tokens = plans.micro_batch * seq / plans.cp
 
     def product(self, rows: Array, columns: Array, depth: Array, count: Array | float = 1.0) -> Array:

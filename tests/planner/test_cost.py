@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dlo_lib.base.errors import UserError
-from dlo_lib.hardware import GpuNodes, gpu, link
+from dlo_lib.hardware import GpuNodes, gpu, gpus, link
 from dlo_lib.models.counts import flops_per_token, parameters
 from dlo_lib.models.router import MoEConfig
 from dlo_lib.planner import LIBRARY, MEGATRON, ModelSizes, Plans, library_stack, step_cost
@@ -102,6 +102,14 @@ def test_an_anchor_that_is_faster_than_its_communication_is_refused():
     plans = Plans.of(dp_replicate=16, micro_batch=1)
     with pytest.raises(UserError, match="its communication alone .* as predicted: check --site"):
         anchored_by(LIBRARY, ModelSizes.of("llama-3.2-1b"), plans, 128, H100, 1e-6)
+
+
+@pytest.mark.parametrize("known", gpus().values(), ids=lambda known: known.name)
+def test_a_step_on_every_gpu_of_the_table_has_a_time(known):
+    dtype = "bf16" if "bf16" in known.peak_flops else "fp16"
+    nodes = GpuNodes(known, 4, link("hdr"), 4)
+    cost = step_cost(ModelSizes.of("llama-3.2-1b"), Plans.of(dp_shard=8, stage=3), 2048, nodes, LIBRARY, dtype)
+    assert 0 < cost.mfu[0] < 1
 
 
 def part(name: str, sizes: ModelSizes = GPT, nodes: GpuNodes = A100, **fields) -> np.ndarray:
