@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from dlo_lib.parallel.context import ContextKind
 from dlo_lib.parallel.mesh import DIMENSIONS
-from dlo_lib.parallel.pipeline.table import ScheduleKind
+from dlo_lib.parallel.pipeline import schedules
+from dlo_lib.parallel.pipeline.table import ScheduleKind, in_a_v
 from dlo_lib.parallel.plan import ParallelPlan, ZeroStage
 from dlo_lib.planner.sizes import ModelSizes
 
@@ -24,11 +25,13 @@ Array = NDArray[Any]
 SCHEDULES = tuple(ScheduleKind)
 CONTEXTS = tuple(ContextKind)
 DEGREES = (*DIMENSIONS, "ep")
-_SPLIT = [SCHEDULES.index(kind) for kind in (
-    ScheduleKind.ZB_H1, ScheduleKind.ZB_H2, ScheduleKind.ZB_V, ScheduleKind.DUALPIPE_V,
-)]  # fmt: skip
-IN_A_V = [SCHEDULES.index(kind) for kind in (ScheduleKind.ZB_V, ScheduleKind.DUALPIPE_V)]
+ENTRIES = tuple(schedules.SCHEDULES[kind] for kind in SCHEDULES)
+_SMALL = [entry.make(2, 4) for entry in ENTRIES]
+_SPLIT = [index for index, table in enumerate(_SMALL) if table.splits_backward]
+IN_A_V = [index for index, table in enumerate(_SMALL) if table.placement == in_a_v(2)]
 """The schedules whose first rank has both ends of the model."""
+CHUNKS = {kind: table.stages // table.ranks for kind, table in zip(SCHEDULES, _SMALL)}
+"""The stages of a rank; interleaved 1F1B may have more."""
 _INTERLEAVED = SCHEDULES.index(ScheduleKind.INTERLEAVED)
 
 
@@ -98,7 +101,7 @@ class Plans:
         rows = {name: [getattr(plan, name) for plan in plans] for name in names}
         kinds = [plan.schedule or ScheduleKind.ONE_F_ONE_B for plan in plans]
         rows["schedule"] = [SCHEDULES.index(kind) for kind in kinds]
-        rows["chunks"] = [2 if SCHEDULES.index(kind) in (*IN_A_V, _INTERLEAVED) else 1 for kind in kinds]
+        rows["chunks"] = [CHUNKS[kind] for kind in kinds]
         rows["stage"] = [int(plan.stage) for plan in plans]
         rows["context"] = [CONTEXTS.index(plan.context_kind) for plan in plans]
         return cls.of(**(rows | batch))

@@ -21,6 +21,7 @@ from dlo_lib.planner.calibration import library_stack
 from dlo_lib.planner.cost import StepCost, step_cost
 from dlo_lib.planner.memory import peak_memory
 from dlo_lib.planner.plans import (
+    CHUNKS,
     SCHEDULES,
     Array,
     Checkpointing,
@@ -33,14 +34,8 @@ from dlo_lib.planner.sizes import ModelSizes
 from dlo_lib.planner.stack import Stack
 
 GIB = 2**30
-_KINDS = {
-    ScheduleKind.ONE_F_ONE_B: 1,
-    ScheduleKind.INTERLEAVED: 2,
-    ScheduleKind.ZB_H1: 1,
-    ScheduleKind.ZB_V: 2,
-}
-"""The schedules that a search tries, with the stages of a rank. The others need more memory or time than one
-of these."""
+_TRIED = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED, ScheduleKind.ZB_H1, ScheduleKind.ZB_V)
+"""The schedules that a search tries. The others need more memory or time than one of these."""
 
 
 @dataclass(frozen=True)
@@ -174,10 +169,10 @@ def _degrees(sizes: ModelSizes, request: PlanRequest) -> Iterator[tuple[int, ...
 
 
 def _choices() -> Iterator[tuple[int, ...]]:
-    for stage, (kind, chunks) in itertools.product(range(4), _KINDS.items()):
+    for stage, kind in itertools.product(range(4), _TRIED):
         for checkpointing in (Checkpointing.NONE, Checkpointing.FULL):
             for sequence_parallel, context in itertools.product((0, 1), (0, 1)):
-                yield stage, SCHEDULES.index(kind), chunks, checkpointing, sequence_parallel, context
+                yield stage, SCHEDULES.index(kind), CHUNKS[kind], checkpointing, sequence_parallel, context
 
 
 def valid_plans(request: PlanRequest, plans: Plans) -> Array:

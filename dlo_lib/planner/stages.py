@@ -1,17 +1,18 @@
 """Stages of pipelines on arrays: blocks of a stage, micro-batches in flight, and the bubble.
 
 The formulas are those of ``parallel.pipeline``: of ``partition``, which balances the head against the blocks,
-and of the table in ``schedules``, which the simulator confirms.
+and of the entries in ``schedules``, which the simulator confirms.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from dlo_lib.parallel.pipeline.table import ScheduleKind
-from dlo_lib.planner.plans import IN_A_V, SCHEDULES, Array, Plans
+from dlo_lib.parallel.pipeline.schedules import ScheduleEntry
+from dlo_lib.planner.plans import ENTRIES, IN_A_V, Array, Plans
 from dlo_lib.planner.sizes import ModelSizes
 
 
@@ -70,9 +71,9 @@ def balanced_stages(plans: Plans, sizes: ModelSizes, seq: int) -> Stages:
     )
 
 
-def _choose(plans: Plans, values: dict[ScheduleKind, Array], alone: Array | float) -> Array:
-    """Return the value of the schedule of each plan; ``alone`` without a pipeline."""
-    rows = np.stack([np.broadcast_to(values[kind], (len(plans),)) for kind in SCHEDULES])
+def _choose(plans: Plans, formula: Callable[[ScheduleEntry], Array | float], alone: float) -> Array:
+    """Return the value of ``formula`` for the schedule of each plan; ``alone`` without a pipeline."""
+    rows = np.stack([np.broadcast_to(formula(entry), (len(plans),)) for entry in ENTRIES])
     chosen = rows[plans.schedule, np.arange(len(plans))]
     return np.where(plans.pp > 1, chosen, alone)
 
@@ -80,22 +81,7 @@ def _choose(plans: Plans, values: dict[ScheduleKind, Array], alone: Array | floa
 def in_flight(plans: Plans, rank: Array | int) -> Array:
     """Return the micro-batches whose activations a rank holds, each for 1 / chunks of its blocks."""
     p, m, v = plans.pp, plans.micro_batches, plans.chunks
-    group = -(-m // np.maximum(m // p, 1))
-    warm_up = (v - 1) * group + 2 * (p - rank - 1) + 1
-    return _choose(
-        plans,
-        {
-            ScheduleKind.NAIVE: np.ones(len(plans)),
-            ScheduleKind.AFAB: m,
-            ScheduleKind.ONE_F_ONE_B: np.minimum(m, p - rank),
-            ScheduleKind.INTERLEAVED: np.minimum(m * v, warm_up),
-            ScheduleKind.ZB_H1: np.minimum(m, p - rank),
-            ScheduleKind.ZB_H2: np.minimum(m, 2 * (p - rank) - 1),
-            ScheduleKind.ZB_V: np.minimum(2 * m, 2 * p),
-            ScheduleKind.DUALPIPE_V: np.minimum(2 * m, 2 * p + 1),
-        },
-        1.0,
-    )
+    return _choose(plans, lambda entry: entry.in_flight(p, m, v, rank), 1.0)
 
 
 def bubble(plans: Plans, forward: Array, inputs: Array, weights: Array) -> Array:
@@ -106,20 +92,4 @@ def bubble(plans: Plans, forward: Array, inputs: Array, weights: Array) -> Array
             Recomputation belongs to ``inputs``.
     """
     p, m, v = plans.pp, plans.micro_batches, plans.chunks
-    both = forward + inputs + weights
-    drain = (p - 1) * both
-    # With groups of nearly equal size, interleaved 1F1B has this bubble for every m >= p.
-    return _choose(
-        plans,
-        {
-            ScheduleKind.NAIVE: m * drain,
-            ScheduleKind.AFAB: drain,
-            ScheduleKind.ONE_F_ONE_B: drain,
-            ScheduleKind.INTERLEAVED: drain / v,
-            ScheduleKind.ZB_H1: (p - 1) * (forward + inputs - weights),
-            ScheduleKind.ZB_H2: (p - 1) * np.maximum(forward + inputs - 2 * weights, 0),
-            ScheduleKind.ZB_V: (p - 1) * np.maximum(forward + inputs - 2 * weights, 0) / v,
-            ScheduleKind.DUALPIPE_V: (p - 1) * forward / v,
-        },
-        0.0,
-    )
+    return _choose(plans, lambda entry: entry.bubble(p, m, v, forward, inputs, weights), 0.0)

@@ -108,7 +108,8 @@ def test_an_anchor_that_is_faster_than_its_communication_is_refused():
 def test_a_step_on_every_gpu_of_the_table_has_a_time(known):
     dtype = "bf16" if "bf16" in known.peak_flops else "fp16"
     nodes = GpuNodes(known, 4, link("hdr"), 4)
-    cost = step_cost(ModelSizes.of("llama-3.2-1b"), Plans.of(dp_shard=8, stage=3), 2048, nodes, LIBRARY, dtype)
+    sizes, plans = ModelSizes.of("llama-3.2-1b"), Plans.of(dp_shard=8, stage=3)
+    cost = step_cost(sizes, plans, 2048, nodes, LIBRARY, dtype)
     assert 0 < cost.mfu[0] < 1
 
 

@@ -10,12 +10,13 @@ import pytest
 from dlo_lib.base.errors import UserError
 from dlo_lib.models import model_config
 from dlo_lib.parallel.context import ContextKind
+from dlo_lib.parallel.pipeline import schedules
 from dlo_lib.parallel.pipeline.partition import counted_costs, partition
 from dlo_lib.parallel.pipeline.schedules import interleaved, make_schedule
 from dlo_lib.parallel.pipeline.simulate import Costs, simulate
 from dlo_lib.parallel.pipeline.table import ScheduleKind
 from dlo_lib.parallel.plan import ParallelPlan, ZeroStage
-from dlo_lib.planner.plans import CONTEXTS, SCHEDULES, Plans, allowed, refused_models, refused_plans
+from dlo_lib.planner.plans import CHUNKS, CONTEXTS, SCHEDULES, Plans, allowed, refused_models, refused_plans
 from dlo_lib.planner.sizes import ModelSizes
 from dlo_lib.planner.stages import balanced_stages, bubble, in_flight
 
@@ -105,17 +106,12 @@ SIMULATED = [
 @pytest.mark.parametrize(("kind", "ranks", "many"), SIMULATED)
 def test_bubble_and_flight_are_those_of_the_simulator(kind, ranks, many):
     """Of equal stages, with F = I = W, for which the table of schedules states all bubbles."""
-    chunks = 2 if kind in (ScheduleKind.INTERLEAVED, ScheduleKind.ZB_V, ScheduleKind.DUALPIPE_V) else 1
-    schedule = make_schedule(kind, ranks, many)
+    chunks, schedule = CHUNKS[kind], make_schedule(kind, ranks, many)
     found = simulate(schedule, Costs(1 / chunks, 1 / chunks, 1 / chunks))
     plans = Plans.of(pp=ranks, micro_batches=many, schedule=SCHEDULES.index(kind), chunks=chunks)
     one = np.ones(1)
     waits = bubble(plans, one, one, one)[0]
-    if kind in (
-        ScheduleKind.ZB_H2,
-        ScheduleKind.ZB_V,
-        ScheduleKind.DUALPIPE_V,
-    ):  # between the first and the last action of a rank
+    if schedules.SCHEDULES[kind].inside:
         inside = max(row[-1][1] - row[0][0] - busy for row, busy in zip(found.spans, found.busy))
         assert inside == pytest.approx(waits, abs=1e-9)
     else:

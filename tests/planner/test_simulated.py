@@ -8,7 +8,7 @@ import pytest
 from dlo_lib.hardware import GpuNodes, gpu, link
 from dlo_lib.parallel.pipeline.table import ScheduleKind
 from dlo_lib.planner import LIBRARY, PlanRequest, Plans, explain, simulated, simulated_step, step_cost
-from dlo_lib.planner.plans import SCHEDULES
+from dlo_lib.planner.plans import CHUNKS, SCHEDULES
 from dlo_lib.planner.search import Found
 
 NODES = GpuNodes(gpu("h100-80"), 4, link("ndr"), 4)
@@ -41,8 +41,7 @@ def test_a_v_of_many_unequal_stages_is_slower_than_its_formula_says():
 
 @pytest.mark.parametrize("kind", ScheduleKind, ids=lambda kind: kind.value)
 def test_the_middle_of_a_long_step_repeats(kind, monkeypatch):
-    chunks = 2 if kind in (ScheduleKind.INTERLEAVED, ScheduleKind.ZB_V, ScheduleKind.DUALPIPE_V) else 1
-    found = found_of(kind, pp=4, chunks=chunks, micro_batches=70)
+    found = found_of(kind, pp=4, chunks=CHUNKS[kind], micro_batches=70)
     short = simulated_step(found, 0)
     monkeypatch.setattr(simulated, "MOST", 1000)
     whole = simulated_step(found, 0)

@@ -1,4 +1,4 @@
-"""The pipeline schedules of the literature. Each function returns a table.
+"""The pipeline schedules of the literature. Each function returns a table, and ``SCHEDULES`` lists all.
 
 Notation: p ranks, m micro-batches, v stages per rank; F is the time of the forward, I and W are those of the
 input and weight part of the backward, and B = I + W. All stages have equal costs and sends take no time.
@@ -32,7 +32,12 @@ the cost is memory, because g = ceil(m / floor(m/p)), which is at most 2p - 1.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.pipeline.table import (
@@ -276,20 +281,75 @@ def _check(ranks: int, micro_batches: int, per_rank: int = 1) -> None:
             raise UserError(f"a pipeline has {value} {name}: use at least 1")
 
 
+def _drain(p: Any, m: Any, v: Any, f: Any, i: Any, w: Any) -> Any:
+    return (p - 1) * (f + i + w)
+
+
+def _less_two_weights(p: Any, m: Any, v: Any, f: Any, i: Any, w: Any) -> Any:
+    return (p - 1) * np.maximum(f + i - 2 * w, 0) / v
+
+
+def _one_for_each_later_rank(p: Any, m: Any, v: Any, r: Any) -> Any:
+    return np.minimum(m, p - r)
+
+
+def _of_groups(p: Any, m: Any, v: Any, r: Any) -> Any:
+    group = -(-m // np.maximum(m // p, 1))
+    return np.minimum(m * v, (v - 1) * group + 2 * (p - r - 1) + 1)
+
+
+@dataclass(frozen=True)
+class ScheduleEntry:
+    """A schedule of the table above. Its formulas take numbers or arrays of one shape.
+
+    Attributes:
+        make: creates the table, from p and m.
+        bubble: the longest waiting time of a rank, from p, m, v, F, I and W; here F, I and W are the times of
+            one micro-batch on all stages of a rank.
+        in_flight: the micro-batches in flight, from p, m, v and r.
+        inside: whether the bubble is the waiting between the first and the last action of a rank.
+    """
+
+    make: Callable[[int, int], Schedule]
+    bubble: Callable[..., Any]
+    in_flight: Callable[..., Any]
+    inside: bool = False
+
+
+SCHEDULES: Mapping[ScheduleKind, ScheduleEntry] = {
+    ScheduleKind.NAIVE: ScheduleEntry(
+        naive, lambda p, m, v, f, i, w: m * _drain(p, m, v, f, i, w), lambda p, m, v, r: 1
+    ),
+    ScheduleKind.AFAB: ScheduleEntry(afab, _drain, lambda p, m, v, r: m),
+    ScheduleKind.ONE_F_ONE_B: ScheduleEntry(one_f_one_b, _drain, _one_for_each_later_rank),
+    # With groups of nearly equal size, interleaved 1F1B has this bubble for every m >= p.
+    ScheduleKind.INTERLEAVED: ScheduleEntry(
+        partial(interleaved, per_rank=2),
+        lambda p, m, v, f, i, w: _drain(p, m, v, f, i, w) / v,
+        _of_groups,
+    ),
+    ScheduleKind.ZB_H1: ScheduleEntry(
+        zb_h1, lambda p, m, v, f, i, w: (p - 1) * (f + i - w), _one_for_each_later_rank
+    ),
+    ScheduleKind.ZB_H2: ScheduleEntry(
+        zb_h2, _less_two_weights, lambda p, m, v, r: np.minimum(m, 2 * (p - r) - 1), inside=True
+    ),
+    ScheduleKind.ZB_V: ScheduleEntry(
+        zb_v, _less_two_weights, lambda p, m, v, r: np.minimum(v * m, 2 * p), inside=True
+    ),
+    ScheduleKind.DUALPIPE_V: ScheduleEntry(
+        dualpipe_v,
+        lambda p, m, v, f, i, w: (p - 1) * f / v,
+        lambda p, m, v, r: np.minimum(v * m, 2 * p + 1),
+        inside=True,
+    ),
+}
+
+
 def make_schedule(kind: ScheduleKind, ranks: int, micro_batches: int) -> Schedule:
     """Return the schedule of this kind. Interleaved 1F1B has two stages per rank.
 
     Raises:
         UserError: a size is below 1.
     """
-    makers: dict[ScheduleKind, Callable[[int, int], Schedule]] = {
-        ScheduleKind.NAIVE: naive,
-        ScheduleKind.AFAB: afab,
-        ScheduleKind.ONE_F_ONE_B: one_f_one_b,
-        ScheduleKind.INTERLEAVED: lambda ranks, micro_batches: interleaved(ranks, micro_batches, 2),
-        ScheduleKind.ZB_H1: zb_h1,
-        ScheduleKind.ZB_H2: zb_h2,
-        ScheduleKind.ZB_V: zb_v,
-        ScheduleKind.DUALPIPE_V: dualpipe_v,
-    }
-    return makers[kind](ranks, micro_batches)
+    return SCHEDULES[kind].make(ranks, micro_batches)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from dlo_lib.base.errors import UserError
 from dlo_lib.parallel.pipeline import schedules
 from dlo_lib.parallel.pipeline.schedules import (
+    SCHEDULES,
     afab,
     dualpipe_v,
     interleaved,
@@ -20,13 +21,12 @@ from dlo_lib.parallel.pipeline.schedules import (
     zb_v,
 )
 from dlo_lib.parallel.pipeline.simulate import Costs, simulate
-from dlo_lib.parallel.pipeline.table import B, I, W, with_communication
+from dlo_lib.parallel.pipeline.table import B, I, ScheduleKind, W, in_a_loop, with_communication
 from dlo_lib.parallel.pipeline.validate import validate
 
 SIZES = [(1, 1), (1, 4), (2, 1), (2, 3), (3, 8), (4, 2), (4, 4), (4, 7), (4, 16), (5, 11), (8, 32)]
 COSTS = [Costs(), Costs(2.0, 2.0, 1.0), Costs(1.0, 1.5, 0.25), Costs(1.0, 1.0, 0.0)]
-ONE_STAGE_A_RANK = [naive, afab, one_f_one_b, zb_h1, zb_h2]
-IN_A_V = [zb_v, dualpipe_v]
+MAKERS = [entry.make for entry in SCHEDULES.values()]
 
 
 def parts(costs):
@@ -138,23 +138,26 @@ sizes = st.tuples(st.integers(1, 9), st.integers(1, 24), st.integers(1, 3))
 @given(sizes)
 def test_every_schedule_of_any_size_can_be_carried_out_with_sends_and_receives_and_short_queues(size):
     ranks, micro_batches, per_rank = size
-    tables = [(make(ranks, micro_batches), 1) for make in ONE_STAGE_A_RANK]
-    tables += [(make(ranks, micro_batches), 2) for make in IN_A_V] + [
-        (interleaved(ranks, micro_batches, per_rank), 2 * ranks)
-    ]
-    make, enough = tables[(ranks + micro_batches + per_rank) % len(tables)]
-    validate(make)
-    written_out = with_communication(make)
+    tables = [make(ranks, micro_batches) for make in MAKERS] + [interleaved(ranks, micro_batches, per_rank)]
+    table = tables[(ranks + micro_batches + per_rank) % len(tables)]
+    validate(table)
+    written_out = with_communication(table)
+    loop = table.placement == in_a_loop(ranks, table.stages // ranks)
+    enough = 1 if table.stages == ranks else 2 * ranks if loop else 2  # messages in a queue between two ranks
     validate(written_out, enough)
-    assert written_out.compute() == make
-    run = simulate(make)
+    assert written_out.compute() == table
+    run = simulate(table)
     assert run.makespan >= max(run.busy)
     assert all(
         start >= before for spans in run.spans for (_, before), (start, _) in itertools.pairwise(spans)
     )
 
 
-@pytest.mark.parametrize("make", [*ONE_STAGE_A_RANK, *IN_A_V])
+def test_every_schedule_is_in_the_registry():
+    assert SCHEDULES.keys() == set(ScheduleKind)
+
+
+@pytest.mark.parametrize("make", MAKERS)
 def test_a_backward_is_whole_or_in_two_parts_that_come_in_order(make):
     for row in make(4, 9).rows:
         for place, action in enumerate(row):
