@@ -102,6 +102,54 @@ def test_links_to_files_headings_and_other_sites_are_right(target):
     assert not list(broken(README, f"See [this]({target})."))
 
 
+def named_files(text: str) -> Iterator[str]:
+    """Yield the paths below a folder of the repository that spans of code name; ``NN``, ``NAME`` and patterns
+    are not paths."""
+    folders = "|".join(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0].isalpha())
+    for span in re.findall(r"`([^`\n]+)`", FENCE.sub("", text)):
+        for name in re.findall(rf"(?<![\w./~$-])(?:{folders})/[\w./-]+(?!\S*[*<{{])", span):
+            if not re.search(r"NN_|NAME|30_my_lab", name):
+                yield name
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/site.md", "docs/tests.md"])
+def test_the_files_that_a_page_names_exist(page):
+    names = list(named_files((ROOT / page).read_text(encoding="utf-8")))
+    assert names
+    assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+def test_the_files_and_names_of_the_recipes_exist():
+    """Those without a folder: such as `recognise.py`, `ScheduleKind` and `OPTIMIZERS`."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    recipes = text[text.index("## How to add …") : text.index("## You changed X")]
+    spans = set(re.findall(r"`(\w+\.(?:py|toml)|_?[A-Z]\w+)`", recipes))
+    sources = [path for pattern in ("dlo_lib/**/*", "solutions/15_fsdp/*") for path in ROOT.glob(pattern)]
+    files = {path.name for path in sources}
+    words = {
+        word
+        for path in sources
+        if path.suffix == ".py"
+        for word in re.findall(r"\w+", path.read_text("utf-8"))
+    }
+    assert {"cases.py", "ScheduleKind", "OPTIMIZERS"} <= spans
+    assert spans - files - words == set()
+
+
+def test_a_file_that_does_not_exist_is_found():
+    text = "See `tests/absent.py`, `labs/NN_name/checks`, `solutions/*/x.md` and `https://x.org/docs/y`."
+    assert list(named_files(text)) == ["tests/absent.py"]
+
+
+def test_the_example_of_a_new_lab_has_a_free_number():
+    """A reader who copies the command gets a lab; 29 is the number of the last one that is planned."""
+    pages = ["README.md", "CONTRIBUTING.md", "solutions/CHECKS.md"]
+    examples = re.findall(r"dlo new-lab (\d\d)_", "".join((ROOT / page).read_text("utf-8") for page in pages))
+    assert len(examples) >= len(pages)
+    assert all(int(number) > 29 for number in examples)
+    assert not [folder for number in examples for folder in ROOT.glob(f"labs/{number}_*")]
+
+
 def test_every_page_is_in_one_table_of_contents():
     listed = [
         (file.parent / line.split("<")[-1].rstrip(">")).resolve()

@@ -153,7 +153,7 @@ def packages() -> list[str]:
 
 def test_every_room_has_a_floor() -> None:
     rooms = {name.split(".")[1] for name in packages()}
-    assert rooms <= floors()[LIBRARY].keys()
+    assert rooms == floors()[LIBRARY].keys()
     for name in floors().keys() - {LIBRARY}:
         below = [package.removeprefix(f"{name}.") for package in packages() if package.startswith(f"{name}.")]
         assert {package for package in below if "." not in package} == floors()[name].keys()

@@ -145,9 +145,7 @@ def build(
 def new_lab(
     lab: Annotated[
         str,
-        typer.Argument(
-            metavar="NN_NAME", help="its number and name, such as 19_tensor_parallel", show_default=False
-        ),
+        typer.Argument(metavar="NN_NAME", help="its number and name, such as 30_my_lab", show_default=False),
     ],
     title: Annotated[str, typer.Option(help="the title shown to people; default: the name")] = "",
 ) -> None:

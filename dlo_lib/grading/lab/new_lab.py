@@ -24,7 +24,7 @@ def new_lab(directory: str, title: str = "") -> Path:
     """Write ``solutions/NN_name`` and ``labs/NN_name``, and return the first.
 
     Args:
-        directory: the lab's name with its number, such as ``19_tensor_parallel``.
+        directory: the lab's name with its number, such as ``30_my_lab``.
         title: shown to people; made of the name unless given.
 
     Raises:
@@ -35,8 +35,7 @@ def new_lab(directory: str, title: str = "") -> Path:
     if match is None:
         raise UserError(
             tr(
-                "{directory!r} is no name of a lab: "
-                "give two digits and a lower-case name, such as 19_tensor_parallel",
+                "{directory!r} is no name of a lab: give two digits and a lower-case name, such as 30_my_lab",
                 directory=directory,
             )
         )
