@@ -8,7 +8,7 @@ sheets are twice as large and would halve the MFU."""
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -33,6 +33,7 @@ class Gpu:
         processors: its streaming multiprocessors.
         watts: its power limit.
         sources: the sources of the figures, by field of ``gpus.toml``.
+        clock: the clock of matrix products, relative to that at the power limit of the data sheet.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Gpu:
     processors: int
     watts: float
     sources: dict[str, str]
+    clock: float = 1.0
 
     def peak(self, dtype: str) -> float:
         """Return the dense FLOP/s of matrix products in ``dtype``.
@@ -56,6 +58,18 @@ class Gpu:
         if dtype not in self.peak_flops:
             raise UserError(f"{self.name} has no native {dtype}: use {' or '.join(self.peak_flops)}")
         return self.peak_flops[dtype]
+
+    def limited(self, watts: float) -> Gpu:
+        """Return this GPU with a lower power limit, at which matrix products have the clock f that it allows:
+        power grows with f V^2, and the voltage V with f (Mudge, Power: a first-class architectural design
+        constraint, 2001), so that f grows with the cube root of the power.
+
+        Raises:
+            UserError: ``watts`` is not above 0, or above the present limit.
+        """
+        if not 0 < watts <= self.watts:
+            raise UserError(f"watts is {watts}: use more than 0 and at most {self.watts}, the limit")
+        return replace(self, watts=watts, clock=self.clock * (watts / self.watts) ** (1 / 3))
 
 
 def gpu(name: str) -> Gpu:

@@ -6,8 +6,9 @@
 A product of (m, k) and (k, n) takes 2 m n k / (peak * matmul) * (1 + depth / k) * waves: short sums fill the
 tensor cores less, and the last wave of tiles fills the GPU partly. It takes at least the time of its bytes.
 Kernels between products take bytes / (rate * memory). Ring collectives take (n - 1) / n * bytes / link, on
-the slowest link that their group crosses, and gradients hide behind the backward. Papers: Megatron-LM
-(arXiv:2104.04473), the alpha-beta model (Thakur et al., 2005).
+the slowest link that their group crosses. Gradients and sharded parameters travel beside the computation,
+which has fewer multiprocessors meanwhile: a channel of NCCL keeps one for itself. Papers: Megatron-LM
+(arXiv:2104.04473), the alpha-beta model (Thakur et al., 2005), FSDP (arXiv:2304.11277).
 
 What is left out: stragglers, the input pipeline, contention between jobs, and the search of NCCL for another
 algorithm than a ring.
@@ -28,6 +29,22 @@ from dlo_lib.planner.stages import balanced_stages, bubble
 
 TILE = (128, 256)
 """The rows and columns of a tile of a large product. A streaming multiprocessor computes one at a time."""
+CHANNELS = 2
+"""The channels of NCCL for each port of a node. Each keeps a multiprocessor for itself (NVIDIA/nccl, issue
+689: 16 with eight ports)."""
+KERNEL_BYTES = np.array(
+    [
+        [(84, 214), (20, 24), (20, 32), (10, 18)],
+        [(106, 286), (36, 54), (30, 62), (10, 18)],
+        [(20, 40), (4, 8), (4, 8), (6, 12)],
+        [(30, 60), (4, 8), (4, 8), (6, 12)],
+    ]
+)
+"""The bytes that the kernels between the products of a Llama block read and write, in forward and in
+backward, for each feature of a token: of ``hidden`` (norms, residuals, sums of gradients), of the queries, of
+the keys (rotations) and of the MLP. The rows: eager with parameters in bf16, eager with autocast, which keeps
+residuals in fp32, and both with few kernels, fused or compiled. The eager rows count each tensor that an
+operation reads or writes once."""
 COMPUTED = (
     "matrix products",
     "attention",
@@ -114,6 +131,7 @@ class StepParts:
     ) -> None:
         self.z, self.p, self.seq, self.nodes, self.stack = sizes, plans, seq, nodes, stack
         self.peak = nodes.gpu.peak(dtype)
+        self.matmul = self.peak * nodes.gpu.clock * stack.matmul
         self.rate = nodes.gpu.bandwidth * stack.memory
         self.processors = nodes.gpu.processors
         self.tokens = plans.micro_batch * seq / plans.cp
@@ -122,7 +140,7 @@ class StepParts:
         """Seconds of ``count`` products (rows, depth) @ (depth, columns) in 16 bits."""
         tiles = np.ceil(rows / TILE[0]) * np.ceil(columns / TILE[1]) * count
         filled = np.ceil(tiles / self.processors) * self.processors * TILE[0] * TILE[1]
-        busy = 2 * filled * depth / (self.peak * self.stack.matmul) * (1 + self.stack.depth / depth)
+        busy = 2 * filled * depth / self.matmul * (1 + self.stack.depth / depth)
         moved = 2 * count * (rows * depth + depth * columns + rows * columns) / self.rate
         return np.maximum(busy, moved) * self.stack.slowdown
 
@@ -152,7 +170,7 @@ class StepParts:
         if self.stack.flash is not None:
             # Two products forward and five backward, half of which a causal kernel skips.
             flops = 2 * self.tokens * seq * z.queries / p.tp
-            forward = flops / (self.peak * self.stack.matmul * self.stack.flash) * self.stack.slowdown
+            forward = flops / (self.matmul * self.stack.flash) * self.stack.slowdown
             return np.stack([forward, 2.5 * forward])
         ones, heads = np.ones(len(p)), p.micro_batch * z.heads / p.tp
         length = seq / p.cp * ones
@@ -165,17 +183,19 @@ class StepParts:
     def elementwise(self) -> Array:
         """Seconds of norms, residuals, rotations and activations of a block, (2, plans)."""
         z, p = self.z, self.p
-        part, wide, turned = z.hidden / p.split, z.width / p.tp, (z.queries + z.keys) / p.tp
+        part, wide = z.hidden / p.split, z.width / p.tp
         if not z.gated:  # Megatron-LM: fused kernels, dropout with its mask, the transposes of the heads
             forward, backward = 22 * part + 28 * z.hidden / p.tp, 22 * part + 36 * z.hidden / p.tp
+            moved = np.stack([forward, backward])
         else:
-            few = p.fused | p.compiled
-            wider = np.where(p.stage == 3, 1, 1.5)  # autocast keeps residuals in fp32
-            norms, rope, mlp = np.where(few, 20, 64) * wider, np.where(few, 4, 20), np.where(few, 6, 10)
-            forward = norms * part + rope * turned + mlp * wide
-            backward = 2 * forward
-        moved = np.stack([forward, backward]) * self.tokens
-        return (moved / self.rate + self.stack.launch * (1 - 0.5 * p.compiled)) * self.stack.slowdown
+            few = 2 * (p.fused | p.compiled)
+            autocast = p.stage != 3
+            norms = KERNEL_BYTES[np.maximum(few, 2 * self.stack.fused_norms) + autocast, 0]
+            queries, keys, mlp = np.moveaxis(KERNEL_BYTES[few + autocast, 1:], 1, 0)
+            features = (norms, part), (queries, z.queries / p.tp), (keys, z.keys / p.tp), (mlp, wide)
+            moved = np.add.reduce([each.T * count for each, count in features])
+        launch = self.stack.launch * (1 - 0.5 * p.compiled)
+        return (moved * self.tokens / self.rate + launch) * self.stack.slowdown
 
     def link(self, stride: Array, size: Array) -> Array:
         """Bytes/s of a ring over ``size`` ranks that are ``stride`` apart, of each rank in one direction. The
@@ -190,11 +210,26 @@ class StepParts:
         latency = np.where(stride * size > self.nodes.gpus_per_node, self.nodes.link.latency, 1e-6)
         return (size > 1) * (sent / self.link(stride, size) + 2 * (size - 1) * latency)
 
-    def tensor(self) -> Array:
-        """Seconds of the two all-reduces of a block in one pass, or of their halves with sequence
-        parallelism: 8 b s h (t - 1) / t elements in forward and backward together."""
-        t, ones = self.p.tp, np.ones(len(self.p))
-        return 2 * self.collective(2 * (t - 1) / t * self.tokens * self.z.hidden * self.word, ones, t)
+    def beside(self, traffic: Array, window: Array, least: Array | float = 0.0) -> Array:
+        """Seconds that messages add to ``window`` seconds of computation that they travel beside: what does
+        not fit into it, ``least`` or more, and what the others take from its multiprocessors."""
+        exposed = np.maximum(traffic - window, least)
+        taken = np.minimum(CHANNELS * self.nodes.links / self.processors, 1)
+        return exposed + (traffic - exposed) * taken
+
+    def tensor(self, linears: Array) -> Array:
+        """Seconds of the two all-reduces of a block in each pass, (2, plans), or of their halves with
+        sequence parallelism: 8 b s h (t - 1) / t elements in forward and backward together."""
+        z, t, ones = self.z, self.p.tp, np.ones(len(self.p))
+        whole = 2 * self.collective(2 * (t - 1) / t * self.tokens * z.hidden * self.word, ones, t)
+        if not self.stack.hides_tensor:
+            return np.stack([whole, whole])
+        # The gradients of the inputs of the first linears travel during the products of those of the weights.
+        # With sequence parallelism, the other half gathers gradients, and nothing hides it.
+        first = z.queries + 2 * z.keys + (2 if z.gated else 1) * z.width
+        window = linears[1] / 2 * first / (first + z.queries + z.width)
+        hidden = np.where(self.p.sequence_parallel, whole / 2, whole)
+        return np.stack([whole, whole - hidden + self.beside(hidden, window)])
 
     def context(self, attention: Array) -> Array:
         """Seconds of a block that the exchange over cp adds, (2, plans). A ring hides behind attention."""
@@ -216,7 +251,8 @@ class StepParts:
         """Seconds of the output projection and the loss of a micro-batch, (plans,)."""
         ones, vocab = np.ones(len(self.p)), self.z.vocab / self.p.tp
         products = self.passes(self.tokens, vocab * ones, self.z.hidden * ones).sum(0)
-        moved = self.tokens * vocab * np.where(self.p.fused | self.p.compiled, 8, 22)
+        eager = 36 if self.z.gated else 22  # to fp32, log-softmax, and both in backward
+        moved = self.tokens * vocab * np.where(self.p.fused | self.p.compiled, 8, eager)
         return products + moved / self.rate * self.stack.slowdown
 
     def sends(self) -> Array:
@@ -239,26 +275,37 @@ class StepParts:
             owned: the parameters of a rank of one copy.
             forward, backward: seconds of a micro-batch on this rank.
         """
+        whole, sharded = self.reduced(owned, backward), self.sharded(owned, forward + backward)
+        return np.where(self.p.stage == 3, sharded, whole)
+
+    def reduced(self, owned: Array, backward: Array) -> Array:
+        """Seconds of a step for the gradients of parameters that every rank has: stages 0 to 2."""
         p, size = self.p, self.p.copies * self.p.cp
-        shards = p.dp_shard * p.cp
         part = (size - 1) / size * owned
-        one = self.stack.grad_bytes
         # Stages 1 and 2 reduce to the owner and gather the parameters in fp32 after the step.
-        summed = np.where((p.stage == 0), 2 * one, one) * part
-        reduce = self.collective(summed, p.tp, size)
+        sums = np.where(p.stage == 0, 2, 1) * self.stack.grad_bytes
+        reduce = self.collective(sums * part, p.tp, size)
         gather = self.collective(4 * part, p.tp, size) * ((p.stage == 1) | (p.stage == 2))
-        hidden = np.maximum(reduce - self.stack.overlap * backward, 0) + np.where(size > 1, reduce * 0.02, 0)
-        inside = (shards - 1) / shards * owned
-        uses = np.where(p.pp > 1, 1, 2 * p.micro_batches)
-        gathers = self.collective(2 * inside, p.tp, shards) * uses
-        scatters = self.collective(one * inside, p.tp, shards) * np.where(p.pp > 1, 1, p.micro_batches)
-        copies = self.collective(
-            2 * one * owned / shards * (p.dp_replicate - 1) / p.dp_replicate, p.tp * shards, p.dp_replicate
-        )
-        window = self.stack.overlap * (forward + backward) * np.where(p.pp > 1, 1, p.micro_batches)
-        traffic = gathers + scatters + copies
-        sharded = np.maximum(traffic - window, 0) + 0.02 * traffic
-        return np.where(p.stage == 3, sharded, hidden + gather)
+        last = reduce * self.z.table / p.tp / owned  # the gradient of the embedding, after the backward
+        return self.beside(reduce, self.stack.overlap * backward, last) + gather
+
+    def sharded(self, owned: Array, busy: Array) -> Array:
+        """Seconds of a step for sharded parameters, stage 3, of which ``busy`` seconds of each micro-batch
+        hide the messages: all but those of the root, which holds what is outside the blocks."""
+        p, one, shards = self.p, self.stack.grad_bytes, self.p.dp_shard * self.p.cp
+        root = self.outside()
+        # Blocks are gathered again for the backward. A pipeline keeps its parameters whole.
+        times, gathered = np.where(p.pp > 1, 1, p.micro_batches), np.where(p.pp > 1, owned, 2 * owned - root)
+
+        def messages(gathered: Array, reduced: Array) -> Array:
+            gather = self.collective(2 * gathered * (shards - 1) / shards, p.tp, shards)
+            return times * (gather + self.collective(one * reduced * (shards - 1) / shards, p.tp, shards))
+
+        replicas = 2 * one * owned / shards * (p.dp_replicate - 1) / p.dp_replicate
+        traffic = messages(gathered, owned) + self.collective(replicas, p.tp * shards, p.dp_replicate)
+        # What was gathered is copied into the parameters in bf16, and gradients into the sent buffer.
+        copied = times * (shards > 1) * (4 * gathered + (2 + one) * owned) / self.rate
+        return copied + self.beside(traffic, self.stack.overlap * busy * times, messages(root, root))
 
     def optimiser(self, owned: Array) -> Array:
         """Seconds of AdamW on the parameters of a rank, ``owned``, which stage 1 divides over all ranks."""
@@ -267,13 +314,13 @@ class StepParts:
 
     def block(self) -> BlockParts:
         """Return the time of a micro-batch on a block."""
-        attention = self.attention()
+        linears, attention = self.linears(), self.attention()
         both = np.ones((2, 1))
         return BlockParts(
-            linears=self.linears(),
+            linears=linears,
             attention=attention,
             small=self.elementwise(),
-            tensor=both * self.tensor(),
+            tensor=self.tensor(linears),
             context=self.context(attention),
             experts=both * self.experts(),
         )
@@ -289,7 +336,11 @@ class StepParts:
         """The parameters of a rank of one copy, (plans,)."""
         z, p = self.z, self.p
         blocks = z.layers / p.pp * (z.block_parameters / p.tp + z.expert_parameters / p.ep)
-        return blocks + z.table / p.tp * np.where((p.pp > 1) | z.tied, 1, 2)
+        return blocks + self.outside()
+
+    def outside(self) -> Array:
+        """Those outside the blocks: the embedding and the output projection, or one of them."""
+        return self.z.table / self.p.tp * np.where((self.p.pp > 1) | self.z.tied, 1, 2)
 
     def cost(self) -> StepCost:
         """Return the time of a step by part."""

@@ -121,7 +121,8 @@ class CpuParts(StepParts):
 
     def __init__(self, sizes: ModelSizes, plans: Plans, seq: int, machine: CpuMachine) -> None:
         one = GpuNodes(gpu("h100-80"), 1, link("ndr"), 1)  # for the parts that are not those of a CPU
-        super().__init__(sizes, plans, seq, one, replace(LIBRARY, overlap=0.0, balanced=True), "fp32")
+        stack = replace(LIBRARY, overlap=0.0, hides_tensor=False)
+        super().__init__(sizes, plans, seq, one, stack, "fp32")
         self.machine = machine
 
     def product(self, rows: Array, columns: Array, depth: Array, count: Array | float = 1.0) -> Array:

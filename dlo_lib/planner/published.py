@@ -7,7 +7,8 @@ measured, where both count the same FLOPs.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ import numpy as np
 
 from dlo_lib.hardware import GpuNodes, gpu, link
 from dlo_lib.parallel.pipeline.table import ScheduleKind
-from dlo_lib.planner.cost import step_cost
+from dlo_lib.planner.cost import StepParts
 from dlo_lib.planner.plans import SCHEDULES, Array, Checkpointing, Plans
 from dlo_lib.planner.sizes import ModelSizes
 from dlo_lib.planner.stack import Stack
 
 SEQ = 2048
+_OF_STACKS = ("hides_tensor", "fused_norms")
+"""The names of columns that are fields of ``Stack``."""
 _OF_PLANS = ("pp", "tp", "stage", "chunks", "micro_batch", "checkpointing", "compiled", "sequence_parallel")
 """The names of columns that are fields of ``Plans``."""
 A100 = GpuNodes(gpu("a100-80"), 8, link("hdr"), 8)
@@ -36,8 +39,10 @@ class PublishedRun:
         sizes, plans, nodes, seq, dtype: what ran; ``plans`` is one plan.
         flops: of a step of all GPUs, as the table counts them.
         seconds: of a step, as measured; NaN in a figure without numbers.
-        recomputed: the part of the recomputation of the plan that ran: below 1 if some blocks or products
-            kept their results.
+        recomputed: the part of the forward of blocks that is computed again.
+        products: with selective recomputation of operations, the part of the matrix products that is computed
+            again, with all kernels between them and without attention; None otherwise.
+        software: fields of the ``Stack`` in which this run differs, which are known.
     """
 
     sizes: ModelSizes
@@ -48,18 +53,26 @@ class PublishedRun:
     seq: int = SEQ
     dtype: str = "fp16"
     recomputed: float = 1.0
+    products: float | None = None
+    software: Mapping[str, bool] = field(default_factory=dict)
 
     def predicted(self, stack: Stack) -> float:
         """Return the predicted seconds of a step."""
+        stack = replace(stack, **self.software)
 
-        def seconds(plans: Plans) -> float:
-            return float(step_cost(self.sizes, plans, self.seq, self.nodes, stack, self.dtype).seconds[0])
+        def parts(plans: Plans) -> StepParts:
+            return StepParts(self.sizes, plans, self.seq, self.nodes, stack, self.dtype)
 
-        whole = seconds(self.plans)
-        if self.recomputed == 1:
-            return whole
-        saved = seconds(replace(self.plans, checkpointing=np.array([Checkpointing.NONE])))
-        return saved + self.recomputed * (whole - saved)
+        whole = parts(self.plans)
+        if self.recomputed == 1 and self.products is None:
+            return float(whole.cost().seconds[0])
+        saved = parts(replace(self.plans, checkpointing=np.array([Checkpointing.NONE]))).cost().seconds[0]
+        if self.products is None:
+            return float(saved + self.recomputed * (whole.cost().seconds[0] - saved))
+        block = whole.block()
+        # What sequence parallelism scattered is kept, and what it gathers is gathered again.
+        again = self.products * block.linears[0] + block.small[0] + block.tensor[0] / 2
+        return float(saved + self.sizes.layers * self.plans.micro_batches[0] * again[0])
 
     def percent(self, stack: Stack) -> float:
         """Return the predicted percentage of the peak."""
@@ -125,8 +138,9 @@ def _tables() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
 
 
-def _nodes(gpus: str, ports: str, bandwidth: float | None = None, **counts: Any) -> GpuNodes:
-    card = gpu(gpus) if bandwidth is None else replace(gpu(gpus), bandwidth=bandwidth)
+def _nodes(gpus: str, ports: str, bandwidth: float = 0, watts: float = 0, **counts: Any) -> GpuNodes:
+    card = gpu(gpus)
+    card = replace(card.limited(watts or card.watts), bandwidth=bandwidth or card.bandwidth)
     return GpuNodes(gpu=card, link=link(ports), **counts)
 
 
@@ -140,7 +154,9 @@ def _run(entry: dict[str, Any], row: dict[str, Any]) -> PublishedRun:
     copies = gpus // (given["tp"] * given.get("pp", 1))
     sequences = given.get("batch", copies * given["micro_batch"])
     interleaved = given.get("chunks", 1) > 1
-    plan = {name: given[name] for name in _OF_PLANS if name in given}
+    plan, software = (
+        {name: given[name] for name in names if name in given} for names in (_OF_PLANS, _OF_STACKS)
+    )
     plans = Plans.of(
         dp_shard=copies if given.get("stage") == 3 else 1,
         dp_replicate=1 if given.get("stage") == 3 else copies,
@@ -148,9 +164,9 @@ def _run(entry: dict[str, Any], row: dict[str, Any]) -> PublishedRun:
         micro_batches=sequences // (copies * given["micro_batch"]),
         **{"checkpointing": Checkpointing.FULL} | plan,
     )
-    part, flops = given.get("recomputed", 1), sizes.flops(float(sequences) * seq, seq)
+    part, products, flops = given.get("recomputed", 1), None, sizes.flops(float(sequences) * seq, seq)
     if part == "products":
-        part = sizes.hidden * (sizes.keys + sizes.queries + sizes.intermediate) / sizes.matrices
+        part, products = 1, sizes.hidden * (sizes.keys + sizes.queries + sizes.intermediate) / sizes.matrices
     if "tokens" in given:
         seconds = sequences * seq / (gpus * given["tokens"])
     elif "mfu" in given:
@@ -159,4 +175,4 @@ def _run(entry: dict[str, Any], row: dict[str, Any]) -> PublishedRun:
         flops = 96.0 * sequences * seq * sizes.layers * sizes.hidden**2
         flops *= 1 + seq / (6 * sizes.hidden) + sizes.vocab / (16 * sizes.layers * sizes.hidden)
         seconds = flops / (gpus * given.get("tflops", np.nan) * 1e12)
-    return PublishedRun(sizes, plans, flops, seconds, nodes, seq, dtype, float(part))
+    return PublishedRun(sizes, plans, flops, seconds, nodes, seq, dtype, float(part), products, software)

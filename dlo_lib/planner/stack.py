@@ -41,6 +41,9 @@ class Stack:
         grad_bytes: bytes of an element of a gradient on the wire.
         overlap: the part of the backward that hides the reduction of gradients, 0 to 1.
         balanced: whether a pipeline balances the head against the blocks.
+        hides_tensor: whether the all-reduce of the gradient of a column linear's input, or its
+            reduce-scatter, travels during the product of the gradient of the weight.
+        fused_norms: whether norms are one kernel each where the other operations are eager.
         scatter_gather: whether each rank of tp sends its part of an activation to the next stage, where all
             gather it (arXiv:2104.04473, section 4.1).
     """
@@ -57,6 +60,8 @@ class Stack:
     grad_bytes: int = 4
     overlap: float = 0.8
     balanced: bool = True
+    hides_tensor: bool = False
+    fused_norms: bool = False
     scatter_gather: bool = True
 
     def anchored(self, predicted: float, measured: float, spread: float = 0.08) -> Stack:

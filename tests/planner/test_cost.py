@@ -9,13 +9,16 @@ import pytest
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.hardware import GpuNodes, gpu, gpus, link
+from dlo_lib.models import LlamaConfig
 from dlo_lib.models.counts import flops_per_token, parameters
 from dlo_lib.models.router import MoEConfig
 from dlo_lib.planner import LIBRARY, MEGATRON, ModelSizes, Plans, library_stack, step_cost
 from dlo_lib.planner.calibration import H100_TOKENS, anchored_by, fit, leave_one_out
+from dlo_lib.planner.cost import StepParts
 from dlo_lib.planner.plans import Checkpointing
 from dlo_lib.planner.published import errors, published, published_sweeps
 from dlo_lib.planner.stack import BOUNDS, CONSTANTS
+from tests.planner.kernel_bytes import kernel_bytes
 
 A100 = GpuNodes(gpu("a100-80"), 8, link("hdr"), 8)
 H100 = GpuNodes(gpu("h100-80"), 4, link("ndr"), 4)
@@ -47,23 +50,27 @@ def test_runs_of_the_same_stack_that_no_constant_has_seen_are_within_two_points(
     assert found.max() <= 2.0
 
 
-def test_the_errors_on_other_software_are_those_that_the_table_of_results_states():
-    """Cold, all predictions are too fast. One run as anchor leaves one of seven above 3 points, which by the
-    formula of memory needs more than the GPU has."""
+def test_the_errors_on_other_software_are_within_the_targets():
+    """Cold on torchtitan, with its first run as anchor, and with our run on an H100 as anchor on H100s."""
     titan, hopper = published("torchtitan-a100"), published("torchtitan-h100")
-    assert (errors(titan, LIBRARY) > 0).all()
     first = titan[0]
-    own = anchored_by(LIBRARY, first.sizes, first.plans, first.seq, first.nodes, first.seconds)
-    found = np.abs(errors(titan, own))
-    assert found[0] == pytest.approx(0, abs=1e-3)
-    assert (found[1:] <= 3).sum() == 6
-    assert np.abs(errors(hopper, library_stack(hopper[0].nodes))).mean() <= 4.5
-    assert np.abs(errors(published("megatron-2022"), MEGATRON)).max() <= 4.5
+    stack = replace(LIBRARY, **first.software)
+    own = anchored_by(stack, first.sizes, first.plans, first.seq, first.nodes, first.seconds)
+    assert first.error(own) == pytest.approx(0, abs=1e-3)
+    for found in (
+        errors(titan, LIBRARY),
+        errors(titan[1:], own),
+        errors(hopper, library_stack(hopper[0].nodes)),
+        errors(published("megatron-2022"), MEGATRON),
+    ):
+        assert np.abs(found).mean() <= 4.5
+        assert np.abs(found).max() <= 6.0
 
 
 def test_the_throughput_of_a_published_run_gives_its_published_mfu():
     """torchtitan counts 6 FLOPs for the parameters of the embedding too."""
     run = published("torchtitan-a100")[1]
+    assert run.software == {"fused_norms": True}
     tokens = float(run.plans.gpus[0]) * run.seq
     flops = run.flops + 6 * tokens * run.sizes.table
     assert 100 * flops / (64 * 312e12 * run.seconds) == pytest.approx(56.8, abs=0.1)
@@ -139,6 +146,18 @@ def test_a_deeper_pipeline_has_the_bubble_of_its_formula():
     assert cost.parts["pipeline bubble"] / busy == pytest.approx((plans.pp - 1) / 8, rel=1e-6)
 
 
+def test_recomputed_products_repeat_all_kernels_between_them_and_no_attention():
+    run = published("torchtitan-a100")[2]
+    stack = replace(LIBRARY, **run.software, slowdown=1.0)
+    block = StepParts(run.sizes, run.plans, run.seq, run.nodes, stack, run.dtype).block()
+    saved = replace(run, plans=replace(run.plans, checkpointing=np.array([Checkpointing.NONE])))
+    again = run.predicted(LIBRARY) - replace(saved, products=None).predicted(LIBRARY)
+    products = again / run.sizes.layers - block.small[0, 0]
+    # Of the seven matrices of a block, those of the keys, of the output and of the up projection.
+    h, f = run.sizes.hidden, run.sizes.intermediate
+    assert products / block.linears[0, 0] == pytest.approx((h / 4 + h + f) / (2.5 * h + 3 * f))
+
+
 def test_checkpointing_adds_a_forward():
     none, full = part("recomputation", tp=8, checkpointing=[Checkpointing.NONE, Checkpointing.FULL])
     cost = step_cost(GPT, Plans.of(tp=8), 2048, A100, MEGATRON, "fp16")
@@ -167,6 +186,62 @@ def test_experts_send_tokens_and_a_ring_hides_behind_attention():
         ModelSizes.of("llama-3.1-8b"), Plans.of(cp=4, context=[0, 1]), 65_536, H100, LIBRARY
     ).parts["context parallelism"]
     assert ring < heads, "at 65,536 tokens, attention takes longer than its messages"
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_bytes_of_kernels_are_those_that_the_operations_of_a_block_read_and_write(autocast):
+    """Of a block with three widths and two numbers of heads, as a dispatcher mode counts them."""
+    shapes = [(256, 512, 16, 8), (384, 512, 16, 8), (256, 768, 16, 8), (256, 512, 32, 8), (256, 512, 32, 16)]
+    for hidden, width, heads, kv_heads in shapes:
+        config = LlamaConfig(100, hidden, width, 1, heads, kv_heads, 16)
+        sizes = ModelSizes.of(config)
+        stage = Plans.of(stage=0 if autocast else 3, dp_shard=1 if autocast else 2)
+        stack = replace(LIBRARY, launch=0.0)
+        parts = StepParts(sizes, stage, 1, A100, stack, "bf16")
+        computed = parts.elementwise()[:, 0] * parts.rate
+        assert computed == pytest.approx(kernel_bytes(config, autocast), rel=0.01), config
+
+
+def test_sharded_parameters_are_copied_out_of_what_is_gathered_and_into_what_is_sent():
+    """14 bytes a parameter: each of two gathers is read and written in bf16, a gradient is read in bf16 and
+    written in fp32. The embeddings are gathered once."""
+    sizes = ModelSizes.of("llama-3.1-8b")
+    fast = replace(A100, link=replace(A100.link, bandwidth=1e30, latency=0.0))
+    fast = replace(fast, gpu=replace(fast.gpu, nvlink_bandwidth=1e30))
+    plans = Plans.of(dp_shard=8, stage=3)
+    found = step_cost(sizes, plans, 8192, fast, LIBRARY).parts["data parallelism"]
+    blocks = sizes.layers * sizes.block_parameters
+    bytes_of = 14 * blocks + 10 * 2 * sizes.table
+    assert found == pytest.approx(bytes_of / (A100.gpu.bandwidth * LIBRARY.memory), rel=1e-3)
+
+
+def test_messages_take_multiprocessors_from_the_computation_beside_them():
+    parts = StepParts(GPT, Plans.of(), 2048, A100, LIBRARY, "bf16")
+    assert parts.beside(1.0, 3.0) == pytest.approx(16 / 108), "two channels for each of eight ports"
+    assert parts.beside(1.0, 0.0) == 1.0
+    assert parts.beside(1.0, 3.0, 0.25) == pytest.approx(0.25 + 0.75 * 16 / 108)
+
+
+def test_half_of_the_messages_of_tensor_parallelism_hide_behind_the_gradients_of_weights():
+    """With sequence parallelism, a quarter: the gathers of the backward do not."""
+    plans = {"tp": 8, "micro_batch": 4, "sequence_parallel": [False, True]}
+    hides = replace(MEGATRON, hides_tensor=True)
+    waits = part("tensor parallelism", **plans)
+    cost = step_cost(GPT, Plans.of(**plans), 2048, A100, hides, "fp16")
+    assert cost.parts["tensor parallelism"] / waits == pytest.approx(
+        [1 / 2 + 1 / 2 * 16 / 108, 3 / 4 + 1 / 4 * 16 / 108]
+    )
+
+
+def test_a_lower_power_limit_slows_products_by_its_cube_root():
+    slow = replace(H100, gpu=H100.gpu.limited(700 / 8))
+    sizes, plans = ModelSizes.of("llama-3.1-8b"), Plans.of(stage=3, dp_shard=64, micro_batch=2)
+    one, other = (step_cost(sizes, plans, 8192, nodes, LIBRARY) for nodes in (H100, slow))
+    assert other.parts["matrix products"] == pytest.approx(2 * one.parts["matrix products"])
+    assert other.parts["memory-bound kernels"] == one.parts["memory-bound kernels"]
+    assert other.peak == one.peak
+    with pytest.raises(UserError, match="at most 700"):
+        H100.gpu.limited(701)
 
 
 def test_a_gpu_without_the_dtype_is_refused():

@@ -150,7 +150,7 @@ def test_rule_1_fails_where_the_pipeline_is_too_short_of_micro_batches():
         inside, across = step_cost(sizes, plans, 4096, H100, MEGATRON).seconds
         slower.append(across / inside)
     assert slower[0] > 1.05
-    assert slower[1] < 0.97
+    assert slower[1] < 0.98
 
 
 def test_the_search_uses_model_parallelism_only_to_fit():
