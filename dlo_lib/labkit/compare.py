@@ -13,9 +13,17 @@ from torch import Tensor
 from dlo_lib.base.text import tr
 from dlo_lib.grading.checks.contract import Run, Trial, Wrong
 
+EXACT = {"rtol": 1e-9, "atol": 1e-10}
+"""The tolerance of results in float64, which differ by the order of additions alone."""
+
 Twin = Tensor | float
 Mistakes = Mapping[str, Twin | Sequence[Twin]]
 """A message for the student → the value that this mistake gives."""
+
+
+def double(t: Trial, *shape: int) -> Tensor:
+    """Draw standard normal numbers in float64, for a comparison within ``EXACT``."""
+    return t.normal(*shape, dtype=torch.float64)
 
 
 def near(got: object, want: Twin | Sequence[Twin], rtol: float = 1e-6, atol: float = 1e-8) -> bool:
@@ -41,6 +49,7 @@ def wrong_if(
     t: Trial,
     got: object,
     want: Twin | Sequence[Twin],
+    /,
     mistakes: Mistakes,
     rtol: float = 1e-6,
     atol: float = 1e-8,
@@ -112,6 +121,7 @@ def same(
     got: object,
     want: Any,
     what: str,
+    /,
     mistakes: Mapping[str, Any] | None = None,
     rtol: float = 1e-4,
     atol: float = 1e-6,
@@ -145,6 +155,7 @@ def every_rank(
     run: Run,
     want: Any,
     what: str,
+    /,
     of: Callable[[Any], Any] = lambda result: result,
     mistakes: Mapping[str, Any] | None = None,
     rtol: float = 1e-4,
@@ -163,6 +174,16 @@ def every_rank(
         wrong = {message: _of_rank(value, rank) for message, value in (mistakes or {}).items()}
         where = {**values, "rank": rank, "world": run.world}
         same(t, of(result), _of_rank(want, rank), what, wrong, rtol, atol, **where)
+
+
+def each_rank(t: Trial, run: Run, length: int, what: str) -> Iterator[tuple[int, list[Any]]]:
+    """Yield each rank and its result, which is a list or tuple of ``length`` values.
+
+    Args:
+        what: the name of the result in the message.
+    """
+    for rank, result in enumerate(run.results):
+        yield rank, t.items(result, length, what)
 
 
 def _of_rank(value: Any, rank: int) -> Any:

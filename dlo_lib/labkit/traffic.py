@@ -78,6 +78,26 @@ def passes_at_least(t: Trial, run: Run, least: int, message: str, **values: obje
         t.that(got >= least, message, **_fields(message, run, rank, got, least, count, values))
 
 
+def makes_calls(
+    t: Trial,
+    run: Run,
+    kind: Kind,
+    want: int,
+    message: str,
+    in_backward: bool | None = None,
+    **values: object,
+) -> None:
+    """Every rank makes ``want`` calls of ``kind``, which are ``{count}`` of the message.
+
+    Args:
+        in_backward: count those of the backward pass alone, or those outside of it alone; None counts all.
+    """
+    for rank in range(run.world):
+        counted = [call for call in run.calls(rank, kind) if in_backward in (None, call.in_backward)]
+        shown = fields(message, rank=rank, count=len(counted), want=want, **values)
+        t.that(len(counted) == want, message, **shown)
+
+
 def uses_what_arrives(t: Trial, run: Run, kind: Kind | None = None, rank: int = 0, call: int = -1) -> None:
     """The result of ``rank`` depends on what it receives in a call of ``kind``.
 

@@ -10,10 +10,17 @@ import torch
 
 from dlo_lib.comm.calls import Call, Kind
 from dlo_lib.grading.checks.contract import Run, Trial, Wrong
-from dlo_lib.labkit.compare import entry, every_rank, is_near, near, same, wrong_if
+from dlo_lib.labkit.compare import EXACT, double, each_rank, entry, every_rank, is_near, near, same, wrong_if
 from dlo_lib.labkit.memory import MIB, holds_at_most
 from dlo_lib.labkit.order import comes_before, first_difference
-from dlo_lib.labkit.traffic import kinds_of, passes_at_least, passes_at_most, passes_exactly, passes_only
+from dlo_lib.labkit.traffic import (
+    kinds_of,
+    makes_calls,
+    passes_at_least,
+    passes_at_most,
+    passes_exactly,
+    passes_only,
+)
 
 ONE = torch.ones(3)
 
@@ -50,6 +57,23 @@ def test_a_mistake_that_gives_the_right_value_is_none() -> None:
     wrong_if(Trial(0), ONE, ONE, {"summed": 1 * ONE})
 
 
+def test_the_values_of_a_message_may_have_the_names_of_arguments() -> None:
+    with pytest.raises(Wrong, match="the sum of two ranks is 3, not 2"):
+        wrong_if(
+            Trial(0), 3, 2, {"{what} is {got}, not {want}": 3}, what="the sum of two ranks", got=3, want=2
+        )
+    with pytest.raises(Wrong, match="the sum of two ranks is off by up to 1"):
+        same(Trial(0), 2 * ONE, ONE, "{what}", what="the sum of two ranks")
+
+
+def test_exact_is_the_tolerance_of_drawn_float64() -> None:
+    drawn = double(Trial(0), 2, 3)
+    assert drawn.dtype == torch.float64
+    assert drawn.shape == (2, 3)
+    assert near(drawn * (1 + 1e-10), drawn, **EXACT)
+    assert not near(drawn * (1 + 1e-7), drawn, **EXACT)
+
+
 def test_a_number_that_is_not_near_is_named_with_what_it_should_be() -> None:
     is_near(Trial(0), 2.1, 2.0, "{what} is {got}, not {want}", rtol=0.1, what="the sum")
     with pytest.raises(Wrong, match=r"the sum is 2\.1, not 2\.0"):
@@ -67,6 +91,12 @@ def test_every_rank_is_compared_with_its_twin() -> None:
     every_rank(Trial(0), run((ONE, 0), (2 * ONE, 0)), [ONE, 2 * ONE], "the mean", of=lambda result: result[0])
     with pytest.raises(Wrong, match="the mean on rank 1 of 2 is off by up to 1"):
         every_rank(Trial(0), run(ONE, 2 * ONE), ONE, "the mean on rank {rank} of {world}")
+
+
+def test_the_result_of_each_rank_has_its_parts() -> None:
+    assert list(each_rank(Trial(0), run((1, 2), [3, 4]), 2, "the result")) == [(0, [1, 2]), (1, [3, 4])]
+    with pytest.raises(Wrong, match="the result should be 2 values, not None"):
+        list(each_rank(Trial(0), run((1, 2), None), 2, "the result"))
 
 
 def test_lists_and_dicts_are_compared_value_by_value() -> None:
@@ -102,8 +132,18 @@ def test_an_entry_of_a_dict_is_a_number() -> None:
             entry(Trial(0), got, "weights", "the parts")
 
 
-def call(kind: Kind, numel: int) -> Call:
-    return Call(1, kind, "world", (0, 1), 1, shape=(numel,), numel=numel, payload_bytes=4 * numel)
+def call(kind: Kind, numel: int, in_backward: bool = False) -> Call:
+    return Call(
+        1,
+        kind,
+        "world",
+        (0, 1),
+        1,
+        shape=(numel,),
+        numel=numel,
+        payload_bytes=4 * numel,
+        in_backward=in_backward,
+    )
 
 
 TWO = run(
@@ -128,6 +168,17 @@ def test_traffic_is_compared_on_every_rank() -> None:
         passes_at_least(t, TWO, 12, "rank {rank} passed {got} bytes in {steps} steps", steps=3)
     with pytest.raises(Wrong, match="rank 0 also calls broadcast"):
         passes_only(t, TWO, [Kind.ALL_REDUCE], "rank {rank} also calls {kinds}")
+
+
+def test_calls_are_counted_in_forward_and_in_backward() -> None:
+    of_a_rank = call(Kind.ALL_REDUCE, 2), call(Kind.ALL_REDUCE, 2, in_backward=True), call(Kind.BROADCAST, 1)
+    step = run(None, None, calls=(of_a_rank, of_a_rank))
+    makes_calls(Trial(0), step, Kind.ALL_REDUCE, 2, "no")
+    for backward in (False, True):
+        makes_calls(Trial(0), step, Kind.ALL_REDUCE, 1, "no", in_backward=backward)
+    with pytest.raises(Wrong, match="rank 0 makes 1 all-reduces in forward, 2 are needed"):
+        message = "rank {rank} makes {count} all-reduces in {moment}, {want} are needed"
+        makes_calls(Trial(0), step, Kind.ALL_REDUCE, 2, message, in_backward=False, moment="forward")
 
 
 def test_memory_is_compared_in_the_unit_of_the_message() -> None:
