@@ -1,21 +1,31 @@
 """Scenarios that run with the student's code on every rank. They contain no expected value."""
 
-# ruff: noqa: F821 - torch, dist and mark are defined where these run
+# ruff: noqa: F821 - torch and dist are defined where these run
 
 from __future__ import annotations
 
 from dlo_lib.grading.checks.contract import scenario
 
 
+def group_of(rank, groups):
+    """The group of this rank, which all ranks make; None without groups, for all ranks."""
+    made = [dist.new_group(ranks) for ranks in groups]
+    return next((group for group, ranks in zip(made, groups) if rank in ranks), None)
+
+
+def with_gradients(out, grad, *leaves):
+    """A result and the gradients of ``leaves``, None if the graph of the result does not begin there."""
+    if not isinstance(out, torch.Tensor) or not out.requires_grad or out.shape != grad.shape:
+        return out, None
+    out.backward(grad)
+    return out.detach(), [leaf.grad for leaf in leaves]
+
+
 @scenario
-def learns(student, rank, world, x, weight, k, grad):
-    """The gradient of the router through the weights."""
+def learns(student, x, weight, k, grad):
+    """The weights, and the gradient of the router through them."""
     weight.requires_grad_()
-    weights = student.route(x, weight, k, None)[1]
-    if not isinstance(weights, torch.Tensor) or not weights.requires_grad:
-        return None
-    weights.backward(grad)
-    return weight.grad
+    return with_gradients(student.route(x, weight, k, None)[1], grad, weight)
 
 
 @scenario
@@ -32,102 +42,64 @@ def computed(student, rows, counts, first, second):
 
 
 @scenario
-def limited(student, rank, world, cases):
+def limited(student, cases):
     """``keep_within`` for each order, counts and capacity, and the arguments afterwards."""
-    return [
-        [student.keep_within(order, counts, capacity), order, counts] for order, counts, capacity in cases
-    ]
+    return [[student.keep_within(*case), *case[:2]] for case in cases]
 
 
 @scenario
 def balanced(student, rank, world, probabilities, experts, groups):
-    """The balance loss of this rank's group and the gradient of the probabilities; without groups, of all
-    ranks."""
-    made = [dist.new_group(ranks) for ranks in groups]
-    group = next((each for each, ranks in zip(made, groups) if rank in ranks), None)
+    """The balance loss of this rank's group, and the gradient of the probabilities."""
     probabilities.requires_grad_()
-    loss = student.balance_loss(probabilities, experts, group)
-    if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
-        return loss, None
-    loss.backward()
-    return loss.detach(), probabilities.grad
+    loss = student.balance_loss(probabilities, experts, group_of(rank, groups))
+    return with_gradients(loss, torch.ones((), dtype=probabilities.dtype), probabilities)
 
 
 @scenario
 def biased(student, rank, world, bias, counts, rate, groups):
     """The bias of the next step, and the arguments afterwards."""
-    made = [dist.new_group(ranks) for ranks in groups]
-    group = next((each for each, ranks in zip(made, groups) if rank in ranks), None)
-    return student.update_bias(bias, counts, rate, group), bias, counts
+    return student.update_bias(bias, counts, rate, group_of(rank, groups)), bias, counts
 
 
 @scenario
 def counted(student, rank, world, counts, groups):
-    """The counts that a rank receives from its group; without groups, from all ranks."""
-    made = [dist.new_group(ranks) for ranks in groups]
-    group = next((each for each, ranks in zip(made, groups) if rank in ranks), None)
-    return student.exchange_counts(counts, group)
+    """The counts that a rank receives from its group."""
+    return student.exchange_counts(counts, group_of(rank, groups))
 
 
 @scenario
 def exchanged(student, rank, world, rows, send, receive, grad, groups):
     """The rows that a rank receives, and the gradient of those that it sends. The gradient is a transposed
     view."""
-    made = [dist.new_group(ranks) for ranks in groups]
-    group = next((each for each, ranks in zip(made, groups) if rank in ranks), None)
     rows.requires_grad_()
-    out = student.AllToAll.apply(rows, send, receive, group)
-    if not isinstance(out, torch.Tensor) or not out.requires_grad or out.shape != grad.shape:
-        return out, None
-    out.backward(grad.t().contiguous().t())
-    return out.detach(), rows.grad
+    out = student.AllToAll.apply(rows, send, receive, group_of(rank, groups))
+    return with_gradients(out, grad.t().contiguous().t(), rows)
 
 
 @scenario
-def layer(student, rank, world, x, router, first, second, k, bias, grad, groups):
-    """The result of the layer on this rank's group, and the gradients of x, the router and this rank's
-    experts."""
-    made = [dist.new_group(ranks) for ranks in groups]
-    group = next((each for each, ranks in zip(made, groups) if rank in ranks), None)
+def expert_parallel(student, rank, world, x, router, first, second, k, bias, grad, groups):
+    """The result of the layer on this rank's group, and the gradients of x, the router and its experts."""
     leaves = [tensor.requires_grad_() for tensor in (x, router, first, second)]
-    out = student.expert_parallel(*leaves, k, group, bias)
-    if not isinstance(out, torch.Tensor) or not out.requires_grad:
-        return out, None
-    out.backward(grad)
-    return out.detach(), [leaf.grad for leaf in leaves]
+    return with_gradients(student.expert_parallel(*leaves, k, group_of(rank, groups), bias), grad, *leaves)
 
 
 @scenario
-def padded(student, rank, world, x, router, first, second, k, capacity, grad, groups):
+def padded_expert_parallel(student, rank, world, x, router, first, second, k, capacity, grad, groups):
     """The same with fixed shapes."""
-    made = [dist.new_group(ranks) for ranks in groups]
-    group = next((each for each, ranks in zip(made, groups) if rank in ranks), None)
     leaves = [tensor.requires_grad_() for tensor in (x, router, first, second)]
-    out = student.padded_expert_parallel(*leaves, k, capacity, group)
-    if not isinstance(out, torch.Tensor) or not out.requires_grad:
-        return out, None
-    out.backward(grad)
-    return out.detach(), [leaf.grad for leaf in leaves]
+    out = student.padded_expert_parallel(*leaves, k, capacity, group_of(rank, groups))
+    return with_gradients(out, grad, *leaves)
 
 
 @scenario
 def reduced(student, rank, world, shared, experts, groups):
     """Gradients after ``reduce_gradients``; None is a parameter without one."""
-    for ranks in groups:
-        made = dist.new_group(ranks)
-        replicas = made if rank in ranks else None
-        if replicas is not None:
-            mine = replicas
     held = []
     for grads in (shared, experts):
-        parameters = [
-            torch.nn.Parameter(torch.zeros(2 if grad is None else grad.shape, dtype=torch.float64))
-            for grad in grads
-        ]
-        for parameter, grad in zip(parameters, grads):
+        held.append([torch.nn.Parameter(torch.zeros_like(grads[0])) for _ in grads])
+        for parameter, grad in zip(held[-1], grads):
             parameter.grad = grad
-        held.append(parameters)
-    student.reduce_gradients(*held, mine)
+    student.reduce_gradients(*held, group_of(rank, groups))
     return [[parameter.grad for parameter in parameters] for parameters in held]
 
 
