@@ -197,12 +197,12 @@ class _Rank:
         return 4 * 2 / 3 * largest / self.plans.ep * (self.blocks > 0)
 
     def summed(self) -> Array:
-        """The message of the gradients that the ranks of sequence parallelism sum at the end: of experts,
-        routers and norms, each of which has seen a part of the tokens."""
+        """A message of the gradients that the ranks of sequence parallelism sum at the end: of experts,
+        routers and norms, each of which has seen a part of the tokens. It is at most a bucket."""
         whole = 2 * self.sizes.hidden + self.sizes.router
         partial = (self.blocks * whole + self.experts * self.plans.ep) / self.ranks
         partial = np.where(self.sharded, partial, self.blocks * whole + self.experts)
-        return np.where(self.plans.sequence_parallel, 4 * partial, 0)
+        return np.where(self.plans.sequence_parallel, np.minimum(4 * partial, _BUCKET), 0)
 
     def temporaries(self) -> Array:
         foreach = self.step is OptimizerStep.FOREACH

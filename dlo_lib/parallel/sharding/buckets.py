@@ -53,3 +53,21 @@ def broadcast_packed(
         dist.broadcast(flat.view(torch.uint8), origin, group=group)
         for member, received in zip(members, flat.split([member.numel() for member in members])):
             member.copy_(received.view(member.shape))
+
+
+@torch.no_grad()
+def all_reduce_packed(tensors: Sequence[Tensor], group: dist.ProcessGroup, bucket_bytes: int) -> None:
+    """Sum ``tensors`` over ``group`` in place; called by every rank, with equal shapes.
+
+    Small tensors are packed into messages of at most ``bucket_bytes``. A contiguous tensor that is a message
+    by itself is not copied.
+    """
+    for indices in cut_into_buckets(tensors, bucket_bytes, bucket_bytes):
+        members = [tensors[index] for index in indices]
+        if len(members) == 1 and members[0].is_contiguous():
+            dist.all_reduce(members[0], group=group)
+            continue
+        flat = torch.cat([member.reshape(-1) for member in members])
+        dist.all_reduce(flat, group=group)
+        sums = flat.split([member.numel() for member in members])
+        torch._foreach_copy_(members, [part.view(member.shape) for part, member in zip(sums, members)])

@@ -1,8 +1,8 @@
 """The wrapper of a model, or of a stage of a pipeline, that ``parallelize_tensor`` has cut.
 
 It wraps the data-parallel wrapper of the model (FSDP or DDP), or the model itself. To the communication of
-that wrapper it adds one all-reduce in each step, of the partial gradients (``layout``), and it translates the
-shards of the wrapper, which are parts of this rank's part, into parts of the whole parameters.
+that wrapper it adds all-reduces of the partial gradients (``layout``) at the end of each step, and it
+translates the shards of the wrapper, which are parts of this rank's part, into parts of the whole parameters.
 
 The partial gradients are multiplied by the number of ranks that hold the parameter, and averaged over them.
 The result is their sum. Averaging twice changes nothing, so gradients may accumulate after
@@ -34,12 +34,14 @@ from dlo_lib.parallel.protocol import (
     shard_groups,
     whole_params,
 )
+from dlo_lib.parallel.sharding.buckets import all_reduce_packed
 from dlo_lib.parallel.sharding.clip import clip_sharded_grad_norm_
 from dlo_lib.parallel.sharding.held_parts import Held, mark_held
 from dlo_lib.parallel.sharding.sharded_grad import GradScope, mark, plain
 from dlo_lib.parallel.tensor.cross_entropy import vocab_parallel_cross_entropy
 from dlo_lib.parallel.tensor.layout import TensorLayout, part_of_state, whole_from_parts
 
+_BUCKET_BYTES = 25 * 2**20
 _SHARED_HEADS = (
     "some ranks share heads of keys and values: "
     "call model.clip_grad_norm_, and scale the loss with parallel.grad_scaler.ShardedGradScaler"
@@ -109,25 +111,20 @@ class TensorParallel(ModuleWrapper):
 
     @torch.no_grad()
     def finish_grad_sync(self) -> None:
-        """Average the gradients that are not averaged yet, and sum the partial gradients over the ranks: one
-        all-reduce of these gradients for each dtype."""
+        """Average the gradients that are not averaged yet, and sum the partial gradients over the ranks, in
+        messages of 25 MiB. A larger gradient, as that of experts, is summed in place without a copy."""
         if self._inner is not None:
             self._inner.finish_grad_sync()
         shards = self._local_shards()
         with torch._C.DisableTorchFunctionSubclass():
-            by_message: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+            by_copies: dict[int, list[Tensor]] = {}
             for shard in shards:
                 part, grad = self.layout.parts[shard.name], shard.param.grad
                 if part.partial and grad is not None:
-                    by_message.setdefault((part.placement.copies, grad.dtype), []).append(grad)
-            for (count, _), grads in sorted(by_message.items(), key=lambda entry: str(entry[0])):
-                packed = torch.cat([plain(grad).reshape(-1) for grad in grads])
-                dist.all_reduce(packed, group=self.layout.sum_groups[count])
-                packed /= count
-                sizes = [grad.numel() for grad in grads]
-                torch._foreach_copy_(
-                    grads, [mean.view(grad.shape) for mean, grad in zip(packed.split(sizes), grads)]
-                )
+                    by_copies.setdefault(part.placement.copies, []).append(plain(grad))
+            for count, grads in sorted(by_copies.items()):
+                all_reduce_packed(grads, self.layout.sum_groups[count], _BUCKET_BYTES)
+                torch._foreach_div_(grads, count)
         for shard in shards:
             if shard.param.grad is not None:
                 self._mark(shard)
