@@ -8,20 +8,17 @@ from dlo_lib.grading.checks.contract import check
 from dlo_lib.grading.checks.quiz import Answer
 from dlo_lib.labkit.compare import near
 
-from .checks.measuring import on_line, search_of, times_of
+from .checks.measuring import batch_of, on_line, search_of, times_of
 from .checks.mixed import mastered, masters_case
-from .checks.twins import descent16, queue_times
+from .checks.twins import descent16
 
 
 @check("timed", points=1)
 def check_no_warmup(student, t):
     "A device that is busy at the start, without a warm-up"
-    found, _, case = times_of(student, t, 0, busy=t.uniform(2.0, 3.0))
-    want = queue_times(**case, before=True, after=True)
-    t.that(
-        near(found, want, atol=1e-9),
-        "without a warm-up the times are wrong if the device is busy at the start",
-    )
+    found, _, want = times_of(student, t, 0, busy=t.uniform(2.0, 3.0))
+    message = "without a warm-up the times are wrong if the device is busy at the start"
+    t.that(near(found, want, atol=1e-9), message)
 
 
 @check("line", points=1)
@@ -30,9 +27,9 @@ def check_line_edges(student, t):
     measured, fixed, per_sample = on_line(t)
     turned = dict(sorted(measured.items(), reverse=True))
     want = t.integer(20, 60)
-    got = t.number(student.batch_on_line(turned, fixed + per_sample * (want + 0.5)), "batch_on_line(...)")
+    got = batch_of(student, t, turned, fixed + per_sample * (want + 0.5))
     t.that(got == want, "the result depends on the order of the two points")
-    got = t.number(student.batch_on_line(measured, fixed * 0.5), "batch_on_line(...)")
+    got = batch_of(student, t, measured, fixed * 0.5)
     t.that(got == 0, "not even one sample fits, so the result is 0")
 
 

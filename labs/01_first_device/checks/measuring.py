@@ -12,9 +12,10 @@ from dlo_lib.grading.checks.contract import NotWritten, Wrong, check
 from dlo_lib.labkit.compare import entry, near, same, wrong_if
 from dlo_lib.optim.precision.formats import FloatFormat
 
-from .twins import LAUNCH, queue_times
-
 # -- 1 · timed
+
+LAUNCH = 0.001
+"""Seconds in which a call of the simulated device puts its work into the queue."""
 
 
 class Device:
@@ -22,7 +23,7 @@ class Device:
 
     def __init__(self, costs: list[float], busy: float) -> None:
         self.costs, self.free = costs, busy
-        self.now, self.steps = 0.0, 0
+        self.now, self.steps, self.waits = 0.0, 0, 0
 
     def step(self) -> None:
         """Put the work of the next step into the queue."""
@@ -33,6 +34,7 @@ class Device:
 
     def synchronize(self) -> None:
         """Wait until the queue is empty."""
+        self.waits += 1
         self.now = max(self.now, self.free)
 
     def clock(self) -> float:
@@ -40,43 +42,42 @@ class Device:
         return self.now
 
 
-def times_of(student, t, warmup: int, busy: float = 0.0) -> tuple[list[float], int, dict[str, Any]]:
-    """Return the student's times, the number of steps, and the case."""
+def times_of(student, t, warmup: int, busy: float = 0.0) -> tuple[list[float], Device, list[float]]:
+    """Return the student's times, the device after them, and the right times: those of steps that begin on an
+    idle device."""
     repeats = t.integer(3, 6)
     costs = [t.uniform(0.5, 1.0) for _ in range(warmup)] + [t.uniform(0.01, 0.1) for _ in range(repeats)]
-    case = {"costs": costs, "busy": busy, "warmup": warmup, "repeats": repeats}
     device = Device(costs, busy)
-    step, synchronize, clock = (
-        t.asked(function, calls=10 * len(costs))
-        for function in (device.step, device.synchronize, device.clock)
-    )
-    times = student.step_times(step, synchronize, clock, warmup, repeats)
-    found = [t.number(value, "a time") for value in t.items(times, repeats, "step_times(...)")]
-    return found, device.steps, case
+    calls = [t.asked(call, calls=10 * len(costs)) for call in (device.step, device.synchronize, device.clock)]
+    times = t.items(student.step_times(*calls, warmup, repeats), repeats, "step_times(...)")
+    return [t.number(value, "a time") for value in times], device, [LAUNCH + cost for cost in costs[warmup:]]
+
+
+EARLY = (
+    "The clock is read before the device has finished the step: it shows the time to fill the queue. Call "
+    "synchronize() after step()."
+)
+NEVER = "The device is never waited for: the times are those to fill the queue."
+BEGUN = "The first time contains the work of the warm-up that was still in the queue: "
 
 
 @check("timed", points=2)
 def check_times(student, t):
     "The clock runs from an idle device to an idle device"
     for _ in range(2):
-        found, _, case = times_of(student, t, t.integer(2, 4))
-        want = queue_times(**case)
-        queued, late = (queue_times(**case, before=before, after=not before) for before in (True, False))
+        warmup = t.integer(2, 4)
+        found, device, want = times_of(student, t, warmup)
+        # The device starts after the first launch, and works while the others go into the queue.
+        first = sum(device.costs[: warmup + 1]) - (warmup - 1) * LAUNCH
         mistakes = {
-            "The clock is read before the device has finished the step: it shows the time to fill the "
-            "queue. Call synchronize() after step().": queued,
-            "The first time contains the work of the warm-up that was still in the queue: call "
-            "synchronize() before you read the clock.": late,
-            "The device is never waited for: the times are those to fill the queue.": queue_times(
-                **case, before=False, after=False
-            ),
-            "The first time contains the work of the warm-up that was still in the queue: read the clock "
-            "after synchronize(), not before it.": [late[0] + LAUNCH, *late[1:]],
+            EARLY if device.waits else NEVER: [LAUNCH] * len(want),
+            BEGUN + "call synchronize() before you read the clock.": [first, *want[1:]],
+            BEGUN + "read the clock after synchronize(), not before it.": [first + LAUNCH, *want[1:]],
             "All times are the mean of the steps: return the time of each step.": [sum(want) / len(want)]
             * len(want),
         }
         wrong_if(t, found, want, mistakes)
-        cold = queue_times(case["costs"], 0.0, 0, case["repeats"])
+        cold = [LAUNCH + cost for cost in device.costs[: len(want)]]
         t.that(not near(found, cold), "not tested yet: the warm-up is measured, see the next check")
         same(t, found, want, "time {i}, in seconds of this device,", rtol=0, atol=1e-9)
 
@@ -84,17 +85,16 @@ def check_times(student, t):
 @check("timed", points=1)
 def check_warmup(student, t):
     "The warm-up runs and is not measured"
-    found, steps, case = times_of(student, t, t.integer(2, 4))
-    warmup, repeats = case["warmup"], case["repeats"]
+    warmup = t.integer(2, 4)
+    found, device, want = times_of(student, t, warmup)
     t.that(any(value > 0 for value in found), "not tested yet: all times are 0, see the first check")
-    longest = max(case["costs"][warmup:])
     message = (
         "A time of {got:.2f} s is that of a step of the warm-up; measured steps take {most:.2f} s at most."
     )
-    t.that(bool(max(found[1:]) <= longest + 2 * LAUNCH), message, got=max(found), most=longest)
+    t.that(bool(max(found[1:]) <= max(want) + LAUNCH), message, got=max(found), most=max(want))
+    values = {"steps": device.steps, "warmup": warmup, "repeats": len(want), "total": len(device.costs)}
     message = "{steps} steps ran: {warmup} of the warm-up and {repeats} measured ones are {total}"
-    values = {"steps": steps, "warmup": warmup, "repeats": repeats, "total": warmup + repeats}
-    t.that(steps == warmup + repeats, message, **values)
+    t.that(device.steps == len(device.costs), message, **values)
 
 
 # -- 2 · limits
@@ -103,12 +103,12 @@ def check_warmup(student, t):
 def same_limit(student, t, key: str, want, mistakes) -> None:
     """A limit of drawn formats is right; ``want`` and the values of ``mistakes`` take the format."""
     for _ in range(3):
-        bits = t.integer(3, 8), t.integer(2, 12)
-        drawn = FloatFormat("drawn", *bits, None)
-        value = entry(t, student.limits(*bits), key, "limits(...)")
+        e, m = t.integer(3, 8), t.integer(2, 12)
+        drawn = FloatFormat("drawn", e, m, None)
+        value = entry(t, student.limits(e, m), key, "limits(...)")
         wrong = {message: mistake(drawn) for message, mistake in mistakes.items()}
         what = "{key} with {e} exponent bits and {m} mantissa bits"
-        same(t, value, want(drawn), what, wrong, rtol=1e-9, atol=0, key=key, e=bits[0], m=bits[1])
+        same(t, value, want(drawn), what, wrong, rtol=1e-9, atol=0, key=key, e=e, m=m)
 
 
 @check("limits", points=1)
@@ -161,8 +161,7 @@ def same_strides(student, t, channels_last: bool) -> None:
         shape = tuple(t.integer(2, 9) for _ in range(4))
         strides = [torch.empty(shape, memory_format=layout).stride() for layout in layouts]
         want, other = strides[::-1] if channels_last else strides
-        got = student.strides(shape, channels_last)
-        t.that(type(got) in (tuple, list) and len(got) == 4, "strides(...) should return four numbers")
+        got = t.items(student.strides(shape, channels_last), 4, "strides(...)")
         found = tuple(t.number(value, "a stride") for value in got)
         t.that(found != other, "These are the strides of the other layout.")
         rows = channels_last and found == (want[0], 1, shape[2] * shape[1], shape[1])
@@ -197,6 +196,10 @@ def on_line(t) -> tuple[dict[int, float], float, float]:
     return {size: fixed + per_sample * size for size in sizes}, fixed, per_sample
 
 
+def batch_of(student, t, measured: dict[int, float], capacity: float) -> float:
+    return t.number(student.batch_on_line(measured, capacity), "batch_on_line(...)")
+
+
 @check("line", points=2)
 def check_line(student, t):
     "The largest batch on the line through two points"
@@ -204,26 +207,23 @@ def check_line(student, t):
         measured, fixed, per_sample = on_line(t)
         want = t.integer(20, 60)
         capacity = fixed + per_sample * (want + t.uniform(0.6, 0.9))
-        got = t.number(student.batch_on_line(measured, capacity), "batch_on_line(...)")
         (small, least), (large, most) = sorted(measured.items())
-        without_samples = math.floor((capacity - least) * (large - small) / (most - least))
         mistakes = {
             "The memory does not grow from 0: subtract the fixed part (weights, gradients, optimiser) "
             "before you divide.": math.floor(capacity / per_sample),
             "This is the memory of one measurement divided by its batch: that counts the fixed part once "
             "for each sample.": math.floor(capacity * small / least),
             "The smaller measurement is taken for the fixed part: it contains {small} samples, subtract "
-            "them first.": without_samples,
+            "them first.": math.floor((capacity - least) * (large - small) / (most - least)),
             "The result is rounded up: that batch does not fit.": want + 1,
         }
-        wrong_if(t, got, want, mistakes, small=small)
-        t.that(got == want, "batch_on_line(...) is {got}, expected {want}", got=got, want=want)
-        turned = dict(sorted(measured.items(), reverse=True))
-        got = t.number(student.batch_on_line(turned, capacity), "batch_on_line(...)")
+        got = batch_of(student, t, measured, capacity)
+        same(t, got, want, "batch_on_line(...)", mistakes, rtol=0, small=small)
+        got = batch_of(student, t, {large: most, small: least}, capacity)
         message = "the result depends on the order of the two points: {got}, expected {want}"
         t.that(got == want, message, got=got, want=want)
     measured, fixed, _ = on_line(t)
-    got = t.number(student.batch_on_line(measured, fixed * t.uniform(0.2, 0.8)), "batch_on_line(...)")
+    got = batch_of(student, t, measured, fixed * t.uniform(0.2, 0.8))
     t.that(got == 0, "not even one sample fits, so the result is 0; batch_on_line(...) is {got}", got=got)
 
 

@@ -45,8 +45,6 @@ def mixed(student, seed_weights, batches, low, max_norm, rate, scale, interval, 
     """The losses, the weights and the scale after each step."""
     import warnings
 
-    import torch
-
     warnings.filterwarnings("ignore", message="In CPU autocast, but the target dtype")
     model = small_net(seed_weights, overflow_at)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
@@ -65,7 +63,6 @@ def mixed(student, seed_weights, batches, low, max_norm, rate, scale, interval, 
 def elsewhere(student, device, sizes):
     """Run the step with tensors that say they are on ``device``, up to the model's first line: whether
     autocast is on there."""
-    import torch
 
     class There(torch.Tensor):
         __torch_function__ = torch._C._disabled_torch_function_impl
@@ -139,52 +136,45 @@ def check_mixed_weights(student, t):
         "The gradients of the step before are still there: clear them first.": "accumulated",
         "The model is called twice in a step: once is enough.": "called twice",
     }
-    mistakes = {message: flat(mixed_steps(case, mistake)[1]) for message, mistake in wrong.items()}
+    mistakes = {message: mixed_steps(case, mistake)[1] for message, mistake in wrong.items()}
     message = "The layers ran in bfloat16 with dtype=torch.float32: pass `dtype` to torch.autocast."
-    mistakes[message] = flat(mixed_steps(case | {"low": "bf16"})[1])
-    mistakes["The weights do not change."] = flat([case["seed_weights"]] * len(want))
-    wrong_if(t, flat(weights), flat(want), mistakes, rtol=1e-3, atol=1e-5)
+    mistakes[message] = mixed_steps(case | {"low": "bf16"})[1]
+    mistakes["The weights do not change."] = [case["seed_weights"]] * len(want)
+    wrong_if(t, weights, want, mistakes, rtol=1e-3, atol=1e-5)
     for step, (got, right) in enumerate(zip(weights, want), 1):
-        what = "weight {i} after step {step}"
-        same(t, got, right, what, rtol=1e-3, atol=1e-5, step=step)
-
-
-def flat(rows: list[list[Tensor]]) -> list[Tensor]:
-    return [value for row in rows for value in row]
+        same(t, got, right, "weight {i} after step {step}", rtol=1e-3, atol=1e-5, step=step)
 
 
 IN_AUTOCAST = {
-    "The layers ran in float32, not bfloat16: the forward belongs inside of torch.autocast(..., "
-    "dtype).": "fp32",
+    "The layers ran in float32, not bfloat16: the forward belongs inside of torch.autocast(..., dtype).": (
+        "fp32"
+    ),
     "The loss is computed outside of autocast: F.cross_entropy belongs inside of the `with` "
     "block.": "loss outside",
     "The backward ran inside of autocast: end the `with` block before it.": "backward inside",
 }
 
 
-def telling_case(t) -> tuple[dict[str, Any], Any, dict[str, Any]]:
-    """Return one step in bf16, its loss and weights, and those of each mistake, which differ from it."""
-
-    def draw() -> tuple[dict[str, Any], Any, dict[str, Any]]:
-        case = mixed_case(t, "bf16", steps=1) | {"max_norm": 1e6}  # clipping is another check
-        return case, mixed_steps(case), {text: mixed_steps(case, way) for text, way in IN_AUTOCAST.items()}
-
-    def tells(drawn: tuple[dict[str, Any], Any, dict[str, Any]]) -> bool:
-        _, right, others = drawn
-        return all(not near(flat(other[1]), flat(right[1]), 0, 2e-5) for other in others.values())
-
-    return t.draw_until(draw, tells)
+Steps = list[list[Tensor]]
 
 
 @check("mixed", points=2, seconds=30)
 def check_autocast(student, t):
     "Forward runs in the low precision, backward outside of autocast"
-    case, (want_losses, want), wrong = telling_case(t)
+
+    def draw() -> tuple[dict[str, Any], list[float], Steps, dict[str, Steps]]:
+        case = mixed_case(t, "bf16", steps=1) | {"max_norm": 1e6}  # clipping is another check
+        mistakes = {message: mixed_steps(case, way)[1] for message, way in IN_AUTOCAST.items()}
+        return case, *mixed_steps(case), mistakes
+
+    def tells(drawn: tuple[dict[str, Any], list[float], Steps, dict[str, Steps]]) -> bool:
+        return not any(near(wrong, drawn[2], 0, 2e-5) for wrong in drawn[3].values())
+
+    case, (right,), want, mistakes = t.draw_until(draw, tells)
     losses, weights, _ = mixed_of(student, t, case)
-    value, right = t.number(losses[0], "the loss of the first step"), want_losses[0]
+    value = t.number(losses[0], "the loss of the first step")
     t.that(abs(value / right / case["scale"] - 1) > 0.2, "the loss that is returned is the scaled one")
-    mistakes = {message: flat(moved) for message, (_, moved) in wrong.items()}
-    wrong_if(t, flat(weights), flat(want), mistakes, rtol=0, atol=1e-6)
+    wrong_if(t, weights, want, mistakes, rtol=0, atol=1e-6)
     same(t, weights[0], want[0], "weight {i} after the step in bf16", rtol=1e-5, atol=5e-6)
     t.close(value, right, "the loss of the first step", rtol=1e-4)
     device = t.choice(("hpu", "xpu", "mtia"))
@@ -217,8 +207,6 @@ def check_updated(student, t):
 @scenario
 def mastered(student, starts, gradients, rate):
     """The weights and the masters after all steps, and whether they are the same tensors as before."""
-    import torch
-
     weights = [torch.nn.Parameter(start.clone()) for start in starts]
     masters = [start.float() for start in starts]
     places = [value.data_ptr() for value in [*weights, *masters]]
@@ -265,17 +253,16 @@ def check_masters(student, t):
         "The masters move, and the weights do not: `weight = ...` gives the name to another tensor. Use "
         "weight.copy_(master)."
     )
-    moved = near(t.items(masters, 2, "the masters"), descent16(**in_fp32(case)), rtol=1e-4)
-    t.that(not (moved and near(found, case["starts"])), message)
+    moved = near(masters, descent16(**in_fp32(case)), rtol=1e-4)
+    t.that(not moved or not near(found, case["starts"]), message)
     mistakes = {
         ROUNDED_AWAY: descent16(**case, way="no master"),
         ROUNDED_AWAY + " It is lost again in each step.": descent16(**case, way="new master"),
         "The weight is that of the start: round the master into it.": case["starts"],
     }
-    what = "weight {i} after {steps} steps"
-    for i, (got, right) in enumerate(zip(found, descent16(**case))):
-        wrong_if(t, got, right, {message: weights[i] for message, weights in mistakes.items()})
-        t.close(got, right, what, i=i, steps=len(case["gradients"]))
+    same(
+        t, found, descent16(**case), "weight {i} after {steps} steps", mistakes, steps=len(case["gradients"])
+    )
 
 
 @check("masters", points=1, seconds=30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from dlo_lib.grading.checks.contract import check, scenario
 from dlo_lib.labkit.compare import explaining, near, same, wrong_if
 
-from .twins import library_scales, scaled_run
+from .twins import scaled_run
 
 # -- 3 · unscale
 
@@ -19,32 +20,21 @@ from .twins import library_scales, scaled_run
 @scenario
 def unscaled(student, gradients, scale):
     """The gradients after the student's unscale of an iterator over parameters, whether they are the same
-    tensors, and the result."""
-    import torch
-
-    parameters = []
-    for grad in gradients:
-        parameter = torch.nn.Parameter(torch.zeros(3))
-        if grad is not None:
-            parameter.grad = grad.clone()
-        parameters.append(parameter)
-    before = [parameter.grad for parameter in parameters]
+    tensors, and the result, a word if it is no bool."""
+    parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in gradients]
+    for parameter, grad in zip(parameters, gradients):
+        parameter.grad = grad
     found = student.unscale(iter(parameters), scale)
-    same = [parameter.grad is grad for parameter, grad in zip(parameters, before)]
-    values = [parameter.grad for parameter in parameters]
     if isinstance(found, torch.Tensor) and found.dtype is torch.bool and found.numel() == 1:
         found = bool(found)  # of torch.isfinite(...).all()
-    return [values, same, found if type(found) is bool else str(type(found).__name__)]
+    after = [parameter.grad for parameter in parameters]
+    same = all(mine is grad for mine, grad in zip(after, gradients))
+    return [after, same, found if type(found) is bool else type(found).__name__]
 
 
-def unscale_of(
-    student, t, gradients: list[Tensor | None], scale: float
-) -> tuple[list[Tensor | None], list[bool], Any]:
-    """Return the gradients after ``unscale``, whether they are the same tensors, and its result."""
-    values, same_tensors, finite = t.items(
-        student.run(unscaled, gradients=gradients, scale=scale), 3, "the result"
-    )
-    return t.items(values, len(gradients), "the gradients"), same_tensors, finite
+def unscale_of(student, t, gradients: list[Tensor | None], scale: float) -> list[Any]:
+    """Return what the scenario ``unscaled`` returns."""
+    return t.items(student.run(unscaled, gradients=gradients, scale=scale), 3, "the result")
 
 
 def gradients_of(t, count: int) -> list[Tensor | None]:
@@ -58,6 +48,7 @@ def check_unscaled(student, t):
     "All gradients are divided, in place"
     gradients, scale = gradients_of(t, t.integer(4, 6)), 2.0 ** t.integer(2, 9)
     values, same_tensors, _ = unscale_of(student, t, gradients, scale)
+    values = t.items(values, len(gradients), "the gradients")
     for number, (got, grad) in enumerate(zip(values, gradients)):
         if grad is None:
             t.that(got is None, "the frozen parameter {number} has got a gradient", number=number)
@@ -68,14 +59,7 @@ def check_unscaled(student, t):
         }
         same(t, got, grad / scale, "the gradient of parameter {number}", mistakes, number=number)
     message = "the gradients are new tensors: divide in place (div_), because others may hold the old ones"
-    t.that(all(same_tensors), message)
-
-
-def found_bad(student, t, count: int, scale: float, place: int, bad: float) -> bool:
-    """Whether one infinite gradient or NaN is found."""
-    gradients = gradients_of(t, count)
-    gradients[place][0] = bad
-    return unscale_of(student, t, gradients, scale)[2] is not True
+    t.that(same_tensors is True, message)
 
 
 @check("unscale", points=2, seconds=20)
@@ -85,24 +69,24 @@ def check_finite(student, t):
     *_, finite = unscale_of(student, t, gradients_of(t, count), scale)
     message = "all gradients are finite, but unscale(...) returns {got}: return True"
     t.that(finite is True, message, got=finite)
-    infinity, nan = (found_bad(student, t, count, scale, 0, bad) for bad in (float("inf"), float("nan")))
-    last = found_bad(student, t, count, scale, -1, float("inf"))
+    found = []
+    for bad, place in itertools.product((math.inf, math.nan), (0, count - 1)):
+        gradients = gradients_of(t, count)
+        gradients[place][t.integer(0, 2)] = bad
+        values, _, finite = unscale_of(student, t, gradients, scale)
+        found.append((bad, place, finite, near(values[-1:], gradients[-1:])))
     message = (
         "unscale(...) returns True for an infinite gradient and for a NaN. A second loop over `parameters` "
         "finds none: an iterator can be read once."
     )
-    t.that(infinity or nan or last, message)
+    t.that(any(finite is not True for _, _, finite, _ in found), message)
     message = "unscale(...) finds a NaN, and returns True for an infinite gradient: torch.isfinite tests both"
-    t.that(infinity or not nan, message)
-    for bad, place in itertools.product((float("inf"), float("nan")), (0, count - 1)):
-        gradients = gradients_of(t, count)
-        gradients[place][t.integer(0, 2)] = bad
-        values, _, finite = unscale_of(student, t, gradients, scale)
+    t.that(any(finite is not True for bad, _, finite, _ in found if bad == math.inf), message)
+    for bad, place, finite, undivided in found:
         message = "parameter {place} of {count} has the gradient {bad}: unscale(...) is {got}, return False"
         t.that(finite is False, message, place=place, count=count, bad=bad, got=finite)
-        if place == 0:
-            message = "the gradients after one that is not finite are not divided: the loop ends too early"
-            t.that(not near(values[-1], gradients[-1]), message)
+        message = "the gradients after one that is not finite are not divided: the loop ends too early"
+        t.that(place > 0 or not undivided, message)
 
 
 # -- 3 · scaler
@@ -113,19 +97,16 @@ def run_steps(scaler, weight, inputs, rate, early):
 
     Half of the weights are in the second param group of the optimiser.
     """
-    parameter = torch.nn.Parameter(weight.clone())
+    parameter, other = (torch.nn.Parameter(weight.clone()) for _ in range(2))
     frozen = torch.nn.Parameter(torch.zeros(2))  # has no gradient
-    other = torch.nn.Parameter(weight.clone())
     optimizer = torch.optim.SGD([{"params": [frozen, parameter]}, {"params": [other]}], lr=rate, momentum=0.9)
     weights, scales, scaled, others = [], [], [], []
     for x in inputs:
         optimizer.zero_grad()
         loss = (parameter * x).sum() + (other * x).sum()
-        plain = loss.detach().clone()
-        product = scaler.scale(loss)
-        scaled.append(
-            [float(scaler.get_scale()), float(product.detach() / plain), float(loss.detach() / plain)]
-        )
+        plain, product = loss.detach().clone(), scaler.scale(loss)
+        scaled.append([float(value.detach()) for value in (product / plain, loss / plain)])
+        scaled[-1].append(float(scaler.get_scale()))
         product.backward()
         if early:
             scaler.unscale_(optimizer)
@@ -177,20 +158,24 @@ def case_of(t, overflows: list[bool], interval: int) -> dict[str, Any]:
     """A run whose gradients overflow in the given steps."""
     inputs = []
     for overflow in overflows:
-        x = t.normal(4) + 2
+        inputs.append(t.normal(4) + 2)
         if overflow:
-            x[t.integer(0, 3)] = float("inf")
-        inputs.append(x)
+            inputs[-1][t.integer(0, 3)] = math.inf
     options = {"init_scale": 2.0 ** t.integer(4, 12), "growth_interval": interval}
     options |= {"growth_factor": t.choice((1.5, 3.0, 4.0)), "backoff_factor": t.choice((0.25, 0.75))}
     return {"weight": t.normal(4), "inputs": inputs, "rate": 0.01, "options": options}
 
 
-def overflow_pattern(t, interval: int) -> list[bool]:
+def overflow_case(t) -> dict[str, Any]:
     """Good steps, an overflow in the middle of an interval, two intervals of good steps, two overflows, a
     good step."""
-    first = t.integer(1, interval - 1)
-    return [False] * first + [True] + [False] * (2 * interval) + [True, True] + [False]
+    interval = t.integer(3, 5)
+    overflows = [False] * t.integer(1, interval - 1) + [True] + [False] * (2 * interval)
+    return case_of(t, [*overflows, True, True, False], interval)
+
+
+def overflowed(case: dict[str, Any]) -> list[bool]:
+    return [not bool(torch.isfinite(x).all()) for x in case["inputs"]]
 
 
 HIDDEN = "An attribute, such as `self.scale`, hides the method of the same name: call it `self._scale`"
@@ -221,6 +206,14 @@ def checked(t, case: dict[str, Any], result: object) -> tuple[Any, ...]:
 
 
 STEP = {"rtol": 1e-5, "atol": 1e-6}
+STILL_UNSCALED = (
+    "The second step uses the scaled gradients: the scaler still takes them for unscaled, as in the first "
+    "one. Forget it in update()."
+)
+OTHER_GROUP = (
+    "The weights of the second param group move by other steps than those of the first: unscale the "
+    "gradients of all groups."
+)
 
 
 @check("scaler", points=2, seconds=30)
@@ -230,7 +223,7 @@ def check_true_steps(student, t):
         case = case_of(t, [False] * t.integer(3, 5), interval=2)
         start, rate, initial = case["weight"], case["rate"], case["options"]["init_scale"]
         weights, _, scaled, others = run_of(student, t, case, early=early)
-        for scale, ratio, unchanged in scaled:
+        for ratio, unchanged, scale in scaled:
             message = "scale(loss) has changed the loss itself: `*=` works in place, so return loss * scale"
             t.that(abs(unchanged - 1) < 1e-4, message)
             message = "scale(loss) multiplies the loss by {ratio:.4g}; the scale is {scale:.4g}"
@@ -245,32 +238,16 @@ def check_true_steps(student, t):
         message = "the update is {factor:.3g} times the true one: step(...) has divided a second time"
         t.that(not early or abs(factor * initial - 1) > 1e-2, message, factor=factor)
         scaled_again = weights[0] - rate * (0.9 * case["inputs"][0] + initial * case["inputs"][1])
-        lesson = (
-            "The second step uses the scaled gradients: the scaler still takes them for unscaled, as in the "
-            "first one. Forget it in update()."
-        )
-        wrong_if(t, weights[1], want[1], {lesson: scaled_again}, rtol=1e-4)
-        same_steps(t, weights, want)
-        message = (
-            "The weights of the second param group move by other steps than those of the first: unscale the "
-            "gradients of all groups."
-        )
-        t.that(near(others, want, **STEP), message)
-
-
-def same_steps(t, weights: list[Tensor], want: list[Tensor]) -> None:
-    for step, (got, right) in enumerate(zip(weights, want), 1):
-        t.close(got, right, "the weight after step {step}", **STEP, step=step)
+        wrong_if(t, weights[1], want[1], {STILL_UNSCALED: scaled_again}, rtol=1e-4)
+        same(t, weights, want, "the weight after step {i}, counted from 0,", **STEP)
+        t.that(near(others, want, **STEP), OTHER_GROUP)
 
 
 @check("scaler", points=2, seconds=30)
 def check_skipped(student, t):
     "A step with an overflow changes nothing"
-    interval = t.integer(3, 5)
-    overflows = overflow_pattern(t, interval)
-    case, bad = case_of(t, overflows, interval), overflows.index(True)
-    weights, *_ = run_of(student, t, case)
-    want, _ = scaled_run(**case)
+    case = overflow_case(t)
+    bad, (weights, *_), (want, _) = overflowed(case).index(True), run_of(student, t, case), scaled_run(**case)
     message = "not tested yet: the first step is wrong, see the first check"
     t.that(near(weights[0], want[0], rtol=1e-4, atol=1e-5), message)
     message = "After an overflow the weights are infinite or NaN: skip the step."
@@ -278,63 +255,59 @@ def check_skipped(student, t):
     message = "The step was made without the infinite gradients: momentum moves the weights. Skip it."
     moved = {message: scaled_run(**case, mistake="momentum")[0][bad]}
     wrong_if(t, weights[bad], want[bad], moved, rtol=1e-5)
-    same_steps(t, weights, want)
+    same(t, weights, want, "the weight after step {i}, counted from 0,", **STEP)
 
 
-def same_scales(t, scales: list[float], want: list[float], overflows: list[bool], interval: int) -> None:
+def same_scales(t, scales: list[float], case: dict[str, Any], mistakes: dict[str, list[float]]) -> None:
     """The scale after each step is right."""
+    want, interval = scaled_run(**case)[1], case["options"]["growth_interval"]
+    wrong_if(t, scales, want, mistakes, rtol=1e-9)
     message = (
         "step {step} {word}; after it the scale is {got:.4g}, expected {want:.4g} (growth after {interval} "
         "good steps in succession)"
     )
-    for step, (got, right, overflow) in enumerate(zip(scales, want, overflows), 1):
-        values = {"step": step, "word": "overflowed" if overflow else "was good", "interval": interval}
+    for step, (got, right, bad) in enumerate(zip(scales, want, overflowed(case)), 1):
+        values = {"step": step, "word": "overflowed" if bad else "was good", "interval": interval}
         t.that(abs(got / right - 1) < 1e-9, message, **values, got=got, want=right)
 
 
 @check("scaler", points=3, seconds=30)
 def check_scales(student, t):
     "The scale falls after an overflow and grows after good steps in succession"
-    interval = t.integer(3, 5)
-    overflows = overflow_pattern(t, interval)
-    case = case_of(t, overflows, interval)
+    case = overflow_case(t)
+    initial, factor = case["options"]["init_scale"], case["options"]["backoff_factor"]
     _, scales, *_ = run_of(student, t, case)
-    want, before = library_scales(overflows, case["options"]), case["options"]["init_scale"]
     no_count = "An overflow does not restart the count: good steps before and after it are not in succession."
     mistakes = {no_count: scaled_run(**case, mistake="no count")[1]}
-    mistakes["The scale never changes."] = [before] * len(want)
-    wrong_if(t, scales, want, mistakes, rtol=1e-9)
-    first = scales[overflows.index(True)]
+    mistakes["The scale never changes."] = [initial] * len(scales)
+    wrong_if(t, scales, scaled_run(**case)[1], mistakes, rtol=1e-9)
+    first = scales[overflowed(case).index(True)]  # the scale has not grown before
     message = (
         "after the first overflow the scale is {got:.4g}, {ratio:.3g} times as large as before; the backoff "
         "factor is {factor:g}"
     )
-    good = want[overflows.index(True) - 1] if overflows.index(True) else before
-    ratio, factor = first / good, case["options"]["backoff_factor"]
-    t.that(abs(ratio - factor) < 1e-6, message, got=first, ratio=ratio, factor=factor)
-    same_scales(t, scales, want, overflows, interval)
+    t.that(abs(first / initial - factor) < 1e-6, message, got=first, ratio=first / initial, factor=factor)
+    same_scales(t, scales, case, {})
 
 
 @check("scaler", points=1, seconds=30)
 def check_resume(student, t):
     "A resumed run continues with the scale and the count"
     interval = t.integer(4, 6)
-    overflows = [True] + [False] * (2 * interval)
-    case = case_of(t, overflows, interval)
+    case = case_of(t, [True] + [False] * (2 * interval), interval)
     saved_at = 1 + t.integer(2, interval - 1)  # between two changes of the scale
-    parts = [case | {"inputs": case["inputs"][place]} for place in (slice(saved_at), slice(saved_at, None))]
+    before, after = (
+        case | {"inputs": part} for part in (case["inputs"][:saved_at], case["inputs"][saved_at:])
+    )
+    how = {"early": False, "refused": refused(student)}
     with explaining(CAUSES):
-        *first, file = t.items(
-            student.fresh(saved_scaler, early=False, refused=refused(student), **parts[0]), 5, "the result"
-        )
+        *first, file = t.items(student.fresh(saved_scaler, **how, **before), 5, "the result")
         t.tensor(file, "the file", dtype=torch.uint8)
-        second = student.fresh(resumed_scaler, early=False, refused=refused(student), file=file, **parts[1])
-    scales = [*checked(t, parts[0], first)[1], *checked(t, parts[1], second)[1]]
-    want = library_scales(overflows, case["options"])
-    before = want[:saved_at]
+        second = student.fresh(resumed_scaler, **how, file=file, **after)
+    scales, resumed = checked(t, before, first)[1], checked(t, after, second)[1]
+    want = scaled_run(**before)[1]
     message = "not tested yet: the scale is wrong before the resume, see the check before"
-    t.that(near(scales[:saved_at], before, rtol=1e-6), message)
-    forgotten = library_scales(overflows[saved_at:], case["options"] | {"init_scale": before[-1]})
+    t.that(near(scales, want, rtol=1e-6), message)
+    after["options"] = case["options"] | {"init_scale": want[-1]}
     message = "The resumed scaler counts its good steps from 0: the count belongs to the state."
-    wrong_if(t, scales, want, {message: before + forgotten}, rtol=1e-9)
-    same_scales(t, scales, want, overflows, interval)
+    same_scales(t, [*scales, *resumed], case, {message: want + scaled_run(**after)[1]})

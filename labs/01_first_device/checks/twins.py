@@ -1,5 +1,4 @@
-"""What the results are compared with: a simulated device, the library's scaler, and the steps in plain
-arithmetic."""
+"""What the results are compared with: steps in plain arithmetic."""
 
 from __future__ import annotations
 
@@ -8,44 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
-
-from dlo_lib.optim.precision.loss_scaling import DynamicLossScaler
-
-LAUNCH = 0.001
-"""Seconds in which a call of the simulated device puts its work into the queue."""
-
-
-def queue_times(
-    costs: list[float], busy: float, warmup: int, repeats: int, before: bool = True, after: bool = True
-) -> list[float]:
-    """The times that a clock shows around the steps of a device with a queue.
-
-    ``costs``: the seconds of work of each step; ``busy``: the work in the queue at the start; ``before`` and
-    ``after``: whether the device is waited for at that end of a measurement.
-    """
-    now, free = 0.0, busy
-
-    def wait() -> None:
-        nonlocal now
-        now = max(now, free)
-
-    def step(cost: float) -> None:
-        nonlocal now, free
-        now += LAUNCH
-        free = max(free, now) + cost
-
-    times = []
-    for cost in costs[:warmup]:
-        step(cost)
-    for cost in costs[warmup : warmup + repeats]:
-        if before:
-            wait()
-        begin = now
-        step(cost)
-        if after:
-            wait()
-        times.append(now - begin)
-    return times
 
 
 def scaled_run(
@@ -79,20 +40,6 @@ def scaled_run(
         weights.append(weight)
         scales.append(scale)
     return weights, scales
-
-
-def library_scales(overflows: list[bool], options: dict) -> list[float]:
-    """The scales after each step by the library's scaler, which equals PyTorch's."""
-    scaler = DynamicLossScaler(**options)
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([parameter], lr=0.0)
-    scales = []
-    for overflow in overflows:
-        parameter.grad = torch.full_like(parameter, float("inf") if overflow else 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        scales.append(scaler.get_scale())
-    return scales
 
 
 class _Backward16(torch.autograd.Function):
