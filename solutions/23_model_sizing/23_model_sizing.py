@@ -18,12 +18,15 @@
 
 # %% id="setup"
 import math
+import os
 from collections.abc import Callable
 
 import numpy as np
 
 from dlo_lib.grading import Lab
 
+EVERY = int(os.environ.get("DLO_EVERY", 1))  # 2: a demo trains every second width
+LARGER = float(os.environ.get("DLO_LARGER", 8))  # FLOPs of the last training of section 5, / 6.4e9
 llama = {  # config.json of Llama 3.3 70B, shortened
     "vocab_size": 128256,
     "hidden_size": 8192,
@@ -319,7 +322,7 @@ def trained(budget: float, width: int) -> tuple[int, int, float]:
 
 
 widths = {4e8: (4, 6, 9, 14, 22, 36), 1.6e9: (6, 10, 16, 26, 42, 68), 6.4e9: (11, 18, 30, 48, 78, 126)}
-valleys = {budget: [trained(budget, width) for width in tried] for budget, tried in widths.items()}
+valleys = {budget: [trained(budget, width) for width in tried[::EVERY]] for budget, tried in widths.items()}
 best = {budget: figures.lowest(runs)[0] for budget, runs in valleys.items()}
 times = {"width": best[6.4e9] / best[4e8], "tokens": 16 * best[4e8] / best[6.4e9]}
 print(compared(expected_valley, times, "{:.1f}".format))
@@ -365,13 +368,15 @@ def fit_law(runs: list[tuple[float, float, float]]) -> tuple[float, float, float
     n, d, losses = np.array(runs, float).T
     grids, best = [np.linspace(0.1, 2, 14)] * 2, (math.inf, 0.0, 0.0, 0.0, 0.0, 0.0)
     for _ in range(4):
-        for alpha in grids[0]:
-            for beta in grids[1]:
-                rows = np.stack([np.ones_like(n), n**-alpha, d**-beta], 1) / losses[:, None]
-                e, a, b = np.linalg.lstsq(rows, np.ones_like(n), rcond=None)[0]
-                error = ((rows @ (e, a, b) - 1) ** 2).sum()
-                if error < best[0] and e >= 0 and a > 0 and b > 0:
-                    best = (error, e, a, alpha, b, beta)
+        alpha, beta = (grid.reshape(-1, 1) for grid in np.meshgrid(*grids))  # all pairs
+        rows = np.stack([np.ones_like(alpha + n), n**-alpha, d**-beta], 2) / losses[:, None]
+        found = np.linalg.pinv(rows) @ np.ones_like(n)  # E, A, B of least squares for each pair
+        errors = (((rows @ found[:, :, None])[:, :, 0] - 1) ** 2).sum(1)
+        errors[(found[:, 0] < 0) | (found[:, 1:] <= 0).any(1)] = math.inf
+        least = errors.argmin()
+        if errors[least] < best[0]:
+            e, a, b = found[least]
+            best = (errors[least], e, a, alpha[least, 0], b, beta[least, 0])
         step = grids[0][1] - grids[0][0]
         grids = [np.linspace(max(middle - step, 0.02), middle + step, 7) for middle in (best[3], best[5])]
     return tuple(float(value) for value in best[1:])
@@ -401,7 +406,7 @@ expected_loss = {"loss at 5.1e10 FLOPs": None}
 # %% id="show_law" tags=["demo"]
 require_numbers(expected_loss)
 runs = [run for each in valleys.values() for run in each]
-law, large = fit_law(runs), 8 * 6.4e9
+law, large = fit_law(runs), LARGER * 6.4e9
 e, a, alpha, b, beta = law
 
 
@@ -551,7 +556,7 @@ answer = choose_size(keeper.run, 128, 4e9, 6e9)
 spent = f"{1 - keeper.left / 4e9:.0%} of the budget spent"
 print(f"{len(keeper.runs)} runs done, {len(keeper.failed)} lost, {len(keeper.refused)} refused, {spent}")
 around = {}
-for factor in (0.25, 0.5, 1, 2, 4):
+for factor in (0.25, 0.5, 1, 2, 4)[::EVERY]:
     wide = max(1, round(answer["width"] * factor))
     around[wide] = other.train(wide, int(6e9 / other.flops(wide, 1)))
 inside = "inside" if answer["low"] <= around[answer["width"]] <= answer["high"] else "outside of"

@@ -67,19 +67,19 @@ MUTANTS = mutant_table("""
         np.exp(-constant / slope)  =>  np.exp(constant)
     The law has no floor
         check_exact, check_relative: the fitted law gives
-        np.ones_like(n), n**-alpha  =>  np.zeros_like(n), n**-alpha
+        np.ones_like(alpha + n), n**-alpha  =>  np.zeros_like(alpha + n), n**-alpha
     The grid ends at 1
         check_exact: the fitted law gives
         np.linspace(0.1, 2, 14)  =>  np.linspace(0.1, 0.9, 7)
         middle + step, 7)  =>  min(middle + step, 1), 7)
     Absolute errors are fitted
         check_relative: divide each row by its loss
-        1) / losses[:, None]  =>  1)
-        np.linalg.lstsq(rows, np.ones_like(n), rcond=None)  =>  np.linalg.lstsq(rows, losses, rcond=None)
-        (e, a, b) - 1)  =>  (e, a, b) - losses)
+        2) / losses[:, None]  =>  2)
+        np.linalg.pinv(rows) @ np.ones_like(n)  =>  np.linalg.pinv(rows) @ losses
+        [:, :, 0] - 1)  =>  [:, :, 0] - losses)
     The floor may be negative
         check_relative: no loss is negative
-        and e >= 0 and a > 0 and b > 0  =>
+        errors[(found[:, 0] < 0) | (found[:, 1:] <= 0).any(1)] = math.inf  =>
     The exponents of the best size are exchanged
         check_best, check_other_budgets: the loss is smallest with
         (flops / 6) ** (beta /  =>  (flops / 6) ** (alpha /

@@ -8,9 +8,18 @@ import torch
 
 from dlo_lib.grading.checks.contract import check
 from dlo_lib.labkit.compare import entry, is_near, near, wrong_if
-from dlo_lib.planner.tiny_runs import BATCH, RunBudget, TinyLanguage
+from dlo_lib.planner.tiny_runs import BATCH, RunBudget
 
-from .twins import drawn_language, drawn_law, drawn_runs, law_at, least_loss, least_squares, trained_loss
+from .twins import (
+    Language,
+    drawn_language,
+    drawn_law,
+    drawn_runs,
+    law_at,
+    least_loss,
+    least_squares,
+    trained_loss,
+)
 
 # -- law
 
@@ -221,7 +230,7 @@ class Case:
     def __init__(self, student, t, regime: str = "far", part: float = 1.0, lost: tuple = ()) -> None:
         self.language, self.budget = drawn_language(t, regime)
         vocab, self.target = self.language[0], part * self.budget
-        self.keeper = RunBudget(TinyLanguage(*self.language), self.budget, lost, largest=0.2)
+        self.keeper = RunBudget(Language(self.language), self.budget, lost, largest=0.2)
 
         def run(width: int, tokens: int) -> dict:
             good = type(width) is int and type(tokens) is int and width >= 1 and tokens >= BATCH

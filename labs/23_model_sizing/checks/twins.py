@@ -172,6 +172,7 @@ def drawn_runs(t, law: tuple, noise: float) -> list[tuple[float, float, float]]:
     return runs
 
 
+@twin
 def least_squares(runs: list, relative: bool = True, floor: float = 1.0) -> tuple:
     """The law with the smallest sum of relative, or absolute, squared errors, by solving a grid at once; with
     ``floor`` 0 it has no floor."""
@@ -216,9 +217,21 @@ def drawn_language(t, regime: str) -> tuple[tuple[int, int, float, float], float
     return language, vocab**2 * t.uniform(low, high)
 
 
-def trained_loss(language: tuple, width: int, tokens: int) -> float:
-    """The loss of the final training."""
-    return TinyLanguage(*language).train(width, tokens, seed=1)
+@twin
+def trained_loss(language: tuple, width: int, tokens: int, seed: int = 1) -> float:
+    """The loss of a training, by default of the final one."""
+    return TinyLanguage(*language).train(width, tokens, seed)
+
+
+class Language(TinyLanguage):
+    """A language that trains each size once: the answers to one class's checks ask for many equal runs."""
+
+    def __init__(self, language: tuple) -> None:
+        super().__init__(*language)
+        self.language = language
+
+    def train(self, width: int, tokens: int, seed: int = 0) -> float:
+        return trained_loss(self.language, width, tokens, seed)
 
 
 @twin

@@ -62,10 +62,12 @@ def coatnet(stages, size):
 # == normal_equations: the linear problem by its normal equations, the best size by a search
 
 # %% law
-# - e, a, b = np.linalg.lstsq(rows, np.ones_like(n), rcond=None)[0]
-# + scale = np.linalg.norm(rows, axis=0)
+# - found = np.linalg.pinv(rows) @ np.ones_like(n)
+# + scale = np.linalg.norm(rows, axis=1, keepdims=True)
 # + unit = rows / scale
-# + e, a, b = np.linalg.solve(unit.T @ unit + 1e-14 * np.eye(3), unit.T @ np.ones_like(n)) / scale
+# + across = unit.swapaxes(1, 2)
+# + found = np.linalg.solve(across @ unit + 1e-14 * np.eye(3), across.sum(2, keepdims=True))[:, :, 0]
+# + found /= scale[:, 0]
 
 
 # == with_choices: runs are drawn by the standard library, and quantiles are interpolated by hand
