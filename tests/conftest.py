@@ -18,7 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.slow_tests import LIMIT, function_of, read_record
 from tests.triton_interpreter import request_interpreter
 
-pytest_plugins = ("tests.cpu_time", "tests.frozen_heap")
+pytest_plugins = ("tests.cpu_time", "tests.frozen_heap", "tests.warm")
 
 # Before torch is imported, because this process and all that tests start read them then. Tensors in tests are
 # small: a second thread only spins, and takes the core from another test.

@@ -14,10 +14,7 @@ import functools
 import json
 import os
 import select
-import socket
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +34,8 @@ from tests.labs.notebook_rules import (
     unlike_the_text,
     write_startup,
 )
-from tests.labs.warm_python import FORKED, write_warm_python
+from tests.warm import programs_socket
+from tests.warm_python import FORKED, write_warm_python
 
 CELL_SECONDS = 600  # far above the 90 s a whole lab may take: it ends a run that hangs
 
@@ -73,39 +71,17 @@ class ForkedKernel:
             os.kill(self.pid, number)
 
 
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[subprocess.Popen[str]]:
-    """Ended and waited for, so that its CPU time is counted."""
-    environment = {**os.environ, "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
-    environment["OPENBLAS_NUM_THREADS"] = "1"  # no fork survives a thread
-    command = [sys.executable, str(Path(__file__).with_name("kernel_zygote.py")), str(os.getpid())]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind("\0" + trainings_socket())
-        listener.listen()
-        process = subprocess.Popen(
-            [*command, str(listener.fileno())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-            bufsize=1,
-            pass_fds=[listener.fileno()],
-        )
-    with process:
-        yield process
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("lab", source_labs(), ids=lambda lab: lab.directory)
 def test_reference_notebook_runs(
     lab: LabInfo,
     tmp_path: Path,
-    zygote: subprocess.Popen[str],
+    kernel_zygote: subprocess.Popen[str],
     monkeypatch: pytest.MonkeyPatch,
     pytestconfig: pytest.Config,
 ) -> None:
     write_release(lab, tmp_path)
-    monkeypatch.setattr(local_provisioner, "launch_kernel", functools.partial(ForkedKernel, zygote))
+    monkeypatch.setattr(local_provisioner, "launch_kernel", functools.partial(ForkedKernel, kernel_zygote))
     for name, value in lab.reduced.items():
         monkeypatch.setenv(name, value)
     record = write_startup(tmp_path)
@@ -178,14 +154,9 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> None:
             return
 
 
-def trainings_socket() -> str:
-    """The name of the socket on which the zygote of this process listens for trainings."""
-    return f"dlo-trainings-{os.getpid()}"
-
-
 def warm_trainings(folder: Path) -> None:
     """In the kernels started from now on, ``sys.executable`` is ``warm_python``."""
     python = folder / ".python"
-    write_warm_python(python, trainings_socket())
+    write_warm_python(python, programs_socket())
     startup = folder / ".ipython" / "profile_default" / "startup"
     (startup / "python.py").write_text(f"import sys; sys.executable = {str(python)!r}")

@@ -139,7 +139,7 @@ def test_another_cluster_accepts_each_script_with_another_partition_and_nodes(el
 
 
 @pytest.mark.slow
-def test_each_script_trains_on_virtual_nodes(jean_zay, at_home):
+def test_each_script_trains_on_virtual_nodes(jean_zay, warm_python, at_home):
     two = ["--ntasks-per-node=2", "--gres=gpu:2"]
     one = ["--ntasks-per-node=1", "--gres=gpu:1"]
     ddp = ["--parallel", "ddp"]
@@ -167,7 +167,7 @@ def test_each_script_trains_on_virtual_nodes(jean_zay, at_home):
 
 
 @pytest.mark.slow
-def test_a_chain_runs_its_links_in_order(jean_zay, at_home):
+def test_a_chain_runs_its_links_in_order(jean_zay, warm_python, at_home):
     words = ["--account=abc@v100", str(FOLDER / "train.sbatch"), *SMALL, "--resume", "--out", "out"]
     done = subprocess.run([FOLDER / "chain.sh", "2", *words], capture_output=True, text=True)
     first, second = map(int, done.stdout.split())

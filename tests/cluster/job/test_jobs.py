@@ -61,7 +61,7 @@ def in_queue() -> str:
 
 
 @pytest.mark.slow
-def test_two_nodes_of_two_ranks_learn_what_one_process_learns(jean_zay, tmp_path):
+def test_two_nodes_of_two_ranks_learn_what_one_process_learns(jean_zay, warm_python, tmp_path):
     job = cluster.submit("dlo_lib.train", {**SMALL, "batch": 2, "parallel": "ddp"}, gpus=4, nodes=2, **V100)
     twin = train(TrainConfig(**SMALL, batch=8, out=tmp_path / "twin"))
     job.wait(timeout=300)
@@ -76,7 +76,7 @@ def of_square(n: int) -> tuple[int, str]:
     return n * n, os.environ["SLURM_JOB_PARTITION"]
 
 
-def test_a_sweep_over_a_function_is_one_array_with_a_result_for_each_element(jean_zay):
+def test_a_sweep_over_a_function_is_one_array_with_a_result_for_each_element(jean_zay, warm_python):
     job = cluster.submit(of_square, sweep={"n": [2, 3]}, **V100)
     assert [status.element for status in job.status()] == [0, 1]
     assert job.wait(timeout=600).results() == [(4, "gpu_p13"), (9, "gpu_p13")]
@@ -84,7 +84,7 @@ def test_a_sweep_over_a_function_is_one_array_with_a_result_for_each_element(jea
     assert len(job.record.turns) == 1
 
 
-def test_ranks_of_a_function_are_one_process_group(jean_zay):
+def test_ranks_of_a_function_are_one_process_group(jean_zay, warm_python):
     def ranks(value: float) -> tuple[float, str]:
         import socket
 
@@ -299,7 +299,10 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.slow
-def test_a_run_stopped_by_the_time_limit_resumes_and_reaches_the_same_weights(jean_zay, tmp_path):
+def test_a_run_stopped_by_the_time_limit_resumes_and_reaches_the_same_weights(
+    jean_zay, warm_python, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("DLO_POLL_S", "3")  # the job needs minutes, and each poll 30 ms of CPU time
     (tmp_path / "program.py").write_text(WAITS_FOR_ITS_SIGNAL)
     given = {**SMALL, "steps": 9, "batch": 2, "parallel": "ddp", "resume": True, "out": tmp_path / "run"}
     job = cluster.submit(

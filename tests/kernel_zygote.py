@@ -2,8 +2,8 @@
 worker pay for those imports once, and so do their ranks: each kernel has a seed (``dlo_lib.launch.seed``),
 as on a Hub, but here the seed is a child of this process, which waits for it and so counts its CPU time.
 
-Trainings that a notebook submits to this machine are forks too: ``warm_python`` asks for them on a socket,
-whose descriptor is the second argument.
+The programs of a job, such as a training that a notebook submits to this machine or a rank under SLURM, are
+forks too: ``warm_python`` asks for them on a socket, whose descriptor is the second argument.
 
 Run as a script. Each line of its standard input is a request, as JSON: the command line of a kernel, its
 folder and its environment. It answers with two lines: the kernel's process id as soon as the kernel leads a
@@ -15,6 +15,7 @@ test are imported.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -23,6 +24,7 @@ import runpy
 import select
 import signal
 import socket
+import struct
 import sys
 from typing import Any, NoReturn
 
@@ -35,7 +37,8 @@ WARM = (
     "torch._dynamo",  # which torch.optim imports at the first optimiser
 )
 OF_TRAININGS = ("rich.progress", "torch.distributed.checkpoint", "torch.utils.tensorboard", "typer")
-MOST_BYTES = 1 << 20  # of a request for a training
+MOST_BYTES = 1 << 20  # of a request for a program
+LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def be_kernel(request: dict[str, Any], to_seed: socket.socket) -> NoReturn:
@@ -47,16 +50,19 @@ def be_kernel(request: dict[str, Any], to_seed: socket.socket) -> NoReturn:
     take_place(request)
     client, seed = (importlib.import_module(f"dlo_lib.launch.{name}") for name in ("client", "seed"))
     client.seed = seed.Seed(to_seed)
-    run_module(request["command"])
+    run_program(request["command"])
 
 
-def run_module(command: list[str]) -> NoReturn:
-    """What ``python -m MODULE ...`` does from here on; ends this process."""
-    _, _, module, *arguments = command
-    sys.argv[:] = [module, *arguments]
+def run_program(command: list[str]) -> NoReturn:
+    """What ``python -m MODULE ...`` or ``python FILE ...`` does from here on; ends this process."""
     code = 1
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if command[1] == "-m":
+            sys.argv[:] = command[2:]
+            runpy.run_module(command[2], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv[:] = command[1:]
+            runpy.run_path(command[1], run_name="__main__")
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -81,8 +87,8 @@ def take_place(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
 
 
-def serve_trainings(listener: socket.socket, parent: int) -> NoReturn:
-    """Fork a training for each connection, until a SIGTERM; ranks of one training are several at once."""
+def serve_programs(listener: socket.socket, parent: int) -> NoReturn:
+    """Fork a program for each connection, until a SIGTERM; ranks of one program are several at once."""
     try:
         importlib.import_module("dlo_lib.base.lifetime").die_with(parent)
         signal.signal(signal.SIGTERM, lambda *_: (reap(), os._exit(0)))
@@ -108,42 +114,67 @@ def reap() -> None:
 
 
 def be_guard(request: dict[str, Any], files: list[int], line: socket.socket) -> NoReturn:
-    """Fork a training and wait for it."""
+    """Fork a program and wait for it."""
     try:
         importlib.import_module("dlo_lib.base.lifetime").die_with(os.getppid())
+        asker = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
         child = os.fork()
         if child == 0:
             line.close()
-            be_training(request, files)
+            be_program(request, files, asker)
         for file in files:
             os.close(file)
-        wait_for_training(child, line)
+        wait_for_program(child, line)
         os._exit(0)
     finally:
         os._exit(1)
 
 
-def be_training(request: dict[str, Any], files: list[int]) -> NoReturn:
-    """What ``python -P -m MODULE ...`` does in a new process with these standard files."""
+def be_program(request: dict[str, Any], files: list[int], asker: int) -> NoReturn:
+    """What ``python -P -m MODULE ...`` or ``python FILE ...`` does in a new process with these standard files
+    in the namespaces of the process ``asker``: a node of a virtual cluster has namespaces for its host name
+    and its mounts.
+    """
     importlib.import_module("dlo_lib.base.lifetime").die_with(os.getppid())
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for number, file in enumerate(files):
         os.dup2(file, number)
+    enter_namespaces(asker)
     take_place(request)
-    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    run_module(request["command"])
+    command, first = request["command"], []
+    if command[1] != "-m":
+        first = [os.path.dirname(command[1])]
+    elif not request["isolated"]:
+        first = [os.getcwd()]
+    sys.path[:0] = [*first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "dlo_lib"]:
+        del sys.modules[name]  # a job runs a copy of the library
+    run_program(command)
 
 
-def wait_for_training(child: int, line: socket.socket) -> None:
-    """Answer with the exit status; end the training if the process that asked has ended."""
+def enter_namespaces(process: int) -> None:
+    for kind in ("uts", "mnt"):
+        if os.readlink(f"/proc/{process}/ns/{kind}") == os.readlink(f"/proc/self/ns/{kind}"):
+            continue
+        with open(f"/proc/{process}/ns/{kind}") as namespace:
+            if LIBC.setns(namespace.fileno(), 0):
+                raise OSError(ctypes.get_errno(), f"setns: {kind} of process {process}")
+
+
+def wait_for_program(child: int, line: socket.socket) -> None:
+    """Send the signals that the asking process receives; answer with the exit status; end the program if the
+    asking process has ended."""
     handle = os.pidfd_open(child)
-    ready, _, _ = select.select([handle, line], [], [])
-    if handle not in ready:
-        os.kill(child, signal.SIGKILL)
+    alive = True
+    while handle not in select.select([handle, line] if alive else [handle], [], [])[0]:
+        number = line.recv(16)
+        alive = bool(number)
+        os.kill(child, int(number) if alive else signal.SIGKILL)
     os.close(handle)
     _, status = os.waitpid(child, 0)
-    if handle in ready:
-        line.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+    if alive:
+        with contextlib.suppress(BrokenPipeError):  # the asking process has ended meanwhile
+            line.sendall(str(os.waitstatus_to_exitcode(status)).encode())
 
 
 def main(parent: int, listener: socket.socket) -> None:
@@ -159,9 +190,9 @@ def main(parent: int, listener: socket.socket) -> None:
     gc.freeze()  # a collection would write to pages that all of them share
     for _ in importlib.import_module("dlo_lib.base.huge_pages").collapse():
         pass  # each rank of a notebook is a fork of a fork of this process
-    trainings = os.fork()
-    if trainings == 0:
-        serve_trainings(listener, os.getppid())
+    programs = os.fork()
+    if programs == 0:
+        serve_programs(listener, os.getppid())
     listener.close()
     for line in sys.stdin:
         request = json.loads(line)
@@ -179,8 +210,8 @@ def main(parent: int, listener: socket.socket) -> None:
         _, status = os.waitpid(kernel, 0)
         os.waitpid(seed, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
-    os.kill(trainings, signal.SIGTERM)
-    os.waitpid(trainings, 0)
+    os.kill(programs, signal.SIGTERM)
+    os.waitpid(programs, 0)
 
 
 if __name__ == "__main__":
