@@ -291,7 +291,7 @@ class StepParts:
 
     def sharded(self, owned: Array, busy: Array) -> Array:
         """Seconds of a step for sharded parameters, stage 3, of which ``busy`` seconds of each micro-batch
-        hide the messages: all but those of the root, which holds what is outside the blocks."""
+        hide the messages, except those of the root, which holds what is outside the blocks."""
         p, one, shards = self.p, self.stack.grad_bytes, self.p.dp_shard * self.p.cp
         root = self.outside()
         # Blocks are gathered again for the backward. A pipeline keeps its parameters whole.

@@ -39,7 +39,7 @@ def _stored(tensor: Tensor) -> int:
 
 
 class _Attention(torch.autograd.Function):
-    """An attention that reads and writes nothing but its result and its gradients."""
+    """An attention that writes its result and its gradients, and computes nothing."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
