@@ -27,7 +27,10 @@ from dlo_lib.base.errors import unknown_name
 from dlo_lib.base.usage import leave_with
 
 _WIDTH = 180  # the width of a table that is redirected to a file
-HARNESS = {"bombs", "paired", "peaks", "phrasings", "planted_class", "replay", "sleeping", "__main__"}
+HARNESS = {
+    "bombs", "paired", "peaks", "phrasings", "planner_fit", "planner_published", "planted_class", "replay",
+    "sleeping", "__main__",
+}  # fmt: skip
 
 
 def names() -> list[str]:

@@ -1,6 +1,6 @@
 """The planner against published runs and against its target of time.
 
-The runs and sweeps are those of ``dlo_lib/planner/published.toml``, which names their sources, and our
+The runs and sweeps are those of ``benchmarks/planner_published.toml``, which names their sources, and our
 measured run on an H100. Errors are in points of the peak, predicted minus measured; they need no
 pairs. The time of a search is that of the process, of all its steps: candidates, rules, memory, time, order.
 """
@@ -15,6 +15,8 @@ import numpy as np
 
 from benchmarks import planner_memory
 from benchmarks.paired import Row
+from benchmarks.planner_fit import fit, leave_one_out
+from benchmarks.planner_published import errors, published, published_sweeps
 from dlo_lib.hardware import GpuNodes, gpu, link
 from dlo_lib.planner import (
     LIBRARY,
@@ -26,8 +28,7 @@ from dlo_lib.planner import (
     search,
     step_cost,
 )
-from dlo_lib.planner.calibration import H100_TOKENS, anchored_by, fit, leave_one_out
-from dlo_lib.planner.published import errors, published, published_sweeps
+from dlo_lib.planner.calibration import H100_TOKENS, anchored_by
 
 ROWS = 9 + len(published_sweeps())
 

@@ -6,8 +6,7 @@
 - ``memory``: the memory of a rank by part, as formulas
 - ``stack``: the constants of the software
 - ``cost``: the time of a step by part
-- ``published``: published runs (``published.toml``), and how far a prediction is from them
-- ``calibration``: fits the constants to published runs, and tests them
+- ``calibration``: its values for two stacks, and one measured run that fixes them for another
 - ``rules``: the three rules of 3D parallelism
 - ``search``: all valid plans of a request, the fastest first, and the Pareto front
 - ``rated``: what one plan costs that a person writes as seven numbers
@@ -27,7 +26,7 @@ The room imports ``hardware``, ``launch``, ``models``, ``optim``, ``parallel`` a
 from dlo_lib.planner.calibration import LIBRARY, MEGATRON, library_stack
 from dlo_lib.planner.cost import StepCost, step_cost
 from dlo_lib.planner.explain import explain, plot_plans, why_others_lose
-from dlo_lib.planner.memory import PlanMemory, peak_memory, plan_memory
+from dlo_lib.planner.memory import PlanMemory, largest_memory, plan_memory
 from dlo_lib.planner.plans import Plans
 from dlo_lib.planner.rated import Rated, rated
 from dlo_lib.planner.search import Found, PlanRequest, search
@@ -48,8 +47,8 @@ __all__ = [
     "Stack",
     "StepCost",
     "explain",
+    "largest_memory",
     "library_stack",
-    "peak_memory",
     "plan_memory",
     "plot_plans",
     "rated",

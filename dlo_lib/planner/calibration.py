@@ -1,26 +1,20 @@
-"""Fits the constants of a software stack to published runs, and tests them on runs that it has not seen.
+"""The constants of two software stacks, and one measured run that fixes the constant of another.
 
-The table of Megatron-LM (2021) has ten runs, on 32 to 3,072 GPUs. Three of the five constants are fitted by
-least squares of the squared error, which weighs the largest error most; ``depth`` and ``links`` are fixed
-within their bounds, because ten runs do not separate them from the others. Leave-one-out fits the constants
-to nine runs and predicts the tenth.
+The constants were fitted to the ten runs of the table of Megatron-LM (arXiv:2104.04473), on 32 to 3,072 GPUs,
+by ``benchmarks/planner_fit.py``, which also tests them on runs that they were not fitted to.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from dlo_lib.base.errors import UserError
 from dlo_lib.hardware import GpuNodes, gpu, link
 from dlo_lib.planner.cost import COMPUTED, step_cost
-from dlo_lib.planner.plans import Array, Plans
-from dlo_lib.planner.published import PublishedRun, errors
+from dlo_lib.planner.plans import Plans
 from dlo_lib.planner.sizes import ModelSizes
-from dlo_lib.planner.stack import BOUNDS, Stack
+from dlo_lib.planner.stack import Stack
 
-FITTED = ("matmul", "memory", "sends")
 MEGATRON = Stack(
     matmul=0.775,
     depth=200.0,
@@ -33,8 +27,8 @@ MEGATRON = Stack(
     overlap=0.0,
     balanced=False,
 )
-"""Megatron-LM of 2021 (PyTorch 1.8): ``fit(published("calibration"))``. Attention writes its scores, and the
-reduction of gradients hides behind nothing. ``spread``: leave-one-out."""
+"""Megatron-LM of 2021 (PyTorch 1.8). Attention writes its scores, and the reduction of gradients hides behind
+nothing. ``spread``: leave-one-out."""
 LIBRARY = replace(
     MEGATRON,
     flash=0.6,
@@ -88,48 +82,3 @@ def anchored_by(
             )
         stack = stack.anchored(busy, seconds - rest)
     return stack
-
-
-def fit(runs: tuple[PublishedRun, ...], start: Stack = MEGATRON, rounds: int = 8) -> Stack:
-    """Return the stack with the constants ``FITTED`` to ``runs``: Gauss-Newton on the squared errors, within
-    ``BOUNDS``."""
-    low, high = np.array([BOUNDS[name] for name in FITTED]).T
-    values = np.array([getattr(start, name) for name in FITTED])
-
-    def stack_of(found: Array) -> Stack:
-        matmul, memory, sends = map(float, found)
-        return replace(start, matmul=matmul, memory=memory, sends=sends)
-
-    def residuals(found: Array) -> Array:
-        points = errors(runs, stack_of(found))
-        return points * np.abs(points)
-
-    best = residuals(values)
-    for _ in range(rounds):
-        steps = 1e-3 * (high - low)
-        slopes = np.stack(
-            [
-                (residuals(values + step * unit) - best) / step
-                for step, unit in zip(steps, np.eye(len(FITTED)))
-            ]
-        )
-        scaled = slopes * (high - low)[:, None]
-        damped = scaled @ scaled.T + 1e-3 * np.eye(len(FITTED)) * np.trace(scaled @ scaled.T)
-        move = -np.linalg.solve(damped, scaled @ best) * (high - low)
-        for shorter in (1.0, 0.3, 0.1):
-            tried = np.clip(values + shorter * move, low, high)
-            if (found := residuals(tried)) @ found < best @ best:
-                values, best = tried, found
-                break
-        else:
-            break
-    return stack_of(values)
-
-
-def leave_one_out(runs: tuple[PublishedRun, ...], start: Stack = MEGATRON) -> Array:
-    """Return the error of each run, in points, of constants that are fitted to the others."""
-    found = []
-    for index, run in enumerate(runs):
-        others = runs[:index] + runs[index + 1 :]
-        found.append(run.error(fit(others, start, rounds=4)))
-    return np.array(found)

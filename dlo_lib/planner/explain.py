@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dlo_lib.base.drawing import new_figure
-from dlo_lib.planner.memory import peak_memory, plan_memory
+from dlo_lib.planner.memory import largest_memory
 from dlo_lib.planner.plans import DEGREES, SCHEDULES, Array, Checkpointing, Plans
 from dlo_lib.planner.search import GIB, Found, candidates, valid_plans
 from dlo_lib.planner.simulated import simulated_step
@@ -62,9 +62,7 @@ def explain(found: Found, row: int = 0) -> list[str]:
             f"the schedule simulated with the stages as they are cut: step {1e3 * schedule.seconds:.0f} ms, "
             f"of which the busiest rank waits {1e3 * schedule.bubble:.0f} ms"
         )
-    one = plans[np.array([row])]
-    ranks = [plan_memory(sizes, one, found.request.seq, last=last) for last in (False, True)]
-    largest = max(ranks, key=lambda memory: memory.peak[0])
+    largest = largest_memory(sizes, plans[np.array([row])], found.request.seq)
     lines.append(f"memory {largest.peak[0] / GIB:.1f} of {found.request.limit / GIB:.1f} GiB")
     for use, held in largest.parts.items():
         if held[0] > 0:
@@ -109,7 +107,7 @@ def why_others_lose(found: Found) -> dict[str, str]:
         if not len(kind):
             sentences[name] = "no such plan keeps the rules and divides the batch"
         else:
-            least = peak_memory(request.sizes, kind, request.seq).min() / GIB
+            least = largest_memory(request.sizes, kind, request.seq).peak.min() / GIB
             sentences[name] = f"does not fit: needs {least:.0f} GiB of {request.limit / GIB:.1f}"
     return sentences
 
@@ -134,15 +132,11 @@ def plot_plans(found: Found, rows: list[int]) -> Figure:
     parts = {name: seconds[rows] for name, seconds in found.cost.parts.items()}
     _stacked(time, parts, dict(zip(parts, COLOURS)))
     time.set(ylabel="seconds of a step, predicted", title="time")
-    each = [plan_memory(found.request.sizes, plans, found.request.seq, last=last) for last in (False, True)]
-    last = each[1].peak > each[0].peak
-    held = {
-        part.value: np.where(last, each[1].parts[part], each[0].parts[part]) / GIB for part in each[0].parts
-    }
+    largest = largest_memory(found.request.sizes, plans, found.request.seq)
+    held = {part.value: used / GIB for part, used in largest.parts.items()}
     _stacked(memory, held, {part.value: colour for part, colour in MEMORY_COLOURS.items()})
-    peak = np.maximum(each[0].peak, each[1].peak) / GIB
     places = np.arange(len(rows))
-    memory.hlines(peak, places - 0.3, places + 0.3, color="black", label="all at one time")
+    memory.hlines(largest.peak / GIB, places - 0.3, places + 0.3, color="black", label="all at one time")
     memory.axhline(found.request.limit / GIB, color="#C25000", linestyle="--", label="usable")
     memory.set(ylabel="GiB, the peak of each part", title="memory of the largest rank")
     for axes in (time, memory):

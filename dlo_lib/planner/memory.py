@@ -70,13 +70,14 @@ def plan_memory(
     return _Rank(sizes, plans, seq, step, last).memory()
 
 
-def peak_memory(
+def largest_memory(
     sizes: ModelSizes, plans: Plans, seq: int, step: OptimizerStep = OptimizerStep.FUSED
-) -> Array:
-    """Return the bytes of the rank that needs the most, (plans,). The first rank of a pipeline has the most
-    micro-batches in flight, the last one the logits."""
-    first = plan_memory(sizes, plans, seq, step).peak
-    return np.maximum(first, plan_memory(sizes, plans, seq, step, last=True).peak)
+) -> PlanMemory:
+    """Return the memory of the rank that needs the most: the first rank of a pipeline has the most
+    micro-batches in flight, the last one the logits. The arguments are those of ``plan_memory``."""
+    first, last = (plan_memory(sizes, plans, seq, step, last=end) for end in (False, True))
+    parts = {part: np.where(last.peak > first.peak, last.parts[part], first.parts[part]) for part in Part}
+    return PlanMemory(parts, np.maximum(first.peak, last.peak))
 
 
 class _Rank:

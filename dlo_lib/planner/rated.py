@@ -16,7 +16,7 @@ import numpy as np
 from dlo_lib.parallel.pipeline.table import ScheduleKind
 from dlo_lib.planner.calibration import library_stack
 from dlo_lib.planner.cost import step_cost
-from dlo_lib.planner.memory import plan_memory
+from dlo_lib.planner.memory import largest_memory
 from dlo_lib.planner.plans import SCHEDULES, Array, Checkpointing, Plans, refused_models, refused_plans
 from dlo_lib.planner.search import PlanRequest
 
@@ -62,8 +62,7 @@ def rated(request: PlanRequest, plan: Mapping[str, int]) -> Rated:
             return Rated(rule)
     stack = library_stack(request.nodes)
     cost = step_cost(sizes, plans, request.seq, request.nodes, stack, request.dtype)
-    ranks = [plan_memory(sizes, plans, request.seq, last=last) for last in (False, True)]
-    largest = max(ranks, key=lambda memory: float(memory.peak[0]))
+    largest = largest_memory(sizes, plans, request.seq)
     return Rated(
         "",
         float(cost.seconds[0]),

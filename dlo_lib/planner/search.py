@@ -19,7 +19,7 @@ from dlo_lib.models import LlamaConfig
 from dlo_lib.parallel.pipeline.table import ScheduleKind
 from dlo_lib.planner.calibration import library_stack
 from dlo_lib.planner.cost import StepCost, step_cost
-from dlo_lib.planner.memory import peak_memory
+from dlo_lib.planner.memory import largest_memory
 from dlo_lib.planner.plans import (
     CHUNKS,
     SCHEDULES,
@@ -192,7 +192,7 @@ def search(request: PlanRequest, stack: Stack | None = None) -> Found:
     plans = candidates(request)
     tried = len(plans)
     plans = plans[valid_plans(request, plans)]
-    memory = peak_memory(request.sizes, plans, request.seq)
+    memory = largest_memory(request.sizes, plans, request.seq).peak
     fits = memory <= request.limit
     if not fits.any():
         raise UserError(_impossible(request, memory))
@@ -216,6 +216,6 @@ def _impossible(request: PlanRequest, memory: Array) -> str:
         larger = replace(request, gpus=request.gpus * factor)
         plans = candidates(larger)
         plans = plans[valid_plans(larger, plans)]
-        if len(plans) and peak_memory(larger.sizes, plans, larger.seq).min() <= larger.limit:
+        if len(plans) and largest_memory(larger.sizes, plans, larger.seq).peak.min() <= larger.limit:
             return f"{needs}: use {larger.gpus} GPUs"
     return f"{needs}: use shorter sequences, or a GPU with more memory"

@@ -1,7 +1,7 @@
 """What the time of a step depends on besides model, plan and machine: the software.
 
 Five constants say how much of the hardware the software reaches. They are fitted to one published table
-(``planner.calibration``), within bounds that physics sets, and none belongs to a single run. The other fields
+(``calibration``), within bounds that physics sets, and none belongs to a single run. The other fields
 say what the software does; they are known, not fitted.
 """
 

@@ -7,16 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.planner_fit import fit, leave_one_out
+from benchmarks.planner_published import errors, published, published_sweeps
 from dlo_lib.base.errors import UserError
 from dlo_lib.hardware import GpuNodes, gpu, gpus, link
 from dlo_lib.models import LlamaConfig
 from dlo_lib.models.counts import flops_per_token, parameters
 from dlo_lib.models.router import MoEConfig
 from dlo_lib.planner import LIBRARY, MEGATRON, ModelSizes, Plans, library_stack, step_cost
-from dlo_lib.planner.calibration import H100_TOKENS, anchored_by, fit, leave_one_out
+from dlo_lib.planner.calibration import H100_TOKENS, anchored_by
 from dlo_lib.planner.cost import StepParts
 from dlo_lib.planner.plans import Checkpointing
-from dlo_lib.planner.published import errors, published, published_sweeps
 from dlo_lib.planner.stack import BOUNDS, CONSTANTS
 from tests.planner.kernel_bytes import kernel_bytes
 

@@ -22,7 +22,7 @@ from dlo_lib.optim.entry import OptimizerStep
 from dlo_lib.parallel.context import ContextKind
 from dlo_lib.parallel.pipeline.table import ScheduleKind
 from dlo_lib.parallel.plan import ParallelPlan, ZeroStage
-from dlo_lib.planner.memory import PlanMemory, peak_memory, plan_memory
+from dlo_lib.planner.memory import PlanMemory, largest_memory, plan_memory
 from dlo_lib.planner.plans import Checkpointing, Plans
 from dlo_lib.planner.sizes import ModelSizes
 from dlo_lib.profiling import Part, measure_memory
@@ -177,4 +177,9 @@ def test_the_largest_rank_counts():
     sizes = ModelSizes.of("llama-3.3-70b")
     plans = Plans.of(pp=8, tp=8, dp_replicate=8, micro_batches=8)
     ranks = [plan_memory(sizes, plans, 4096, last=last).peak[0] for last in (False, True)]
-    assert peak_memory(sizes, plans, 4096)[0] == max(ranks)
+    largest = largest_memory(sizes, plans, 4096)
+    assert largest.peak[0] == max(ranks)
+    chosen = plan_memory(sizes, plans, 4096, last=ranks[1] > ranks[0])
+    assert {part: held[0] for part, held in largest.parts.items()} == {
+        part: held[0] for part, held in chosen.parts.items()
+    }

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.planner_published import published
 from dlo_lib.base.errors import UserError
 from dlo_lib.hardware import GpuNodes, gpu, link
 from dlo_lib.models import model_config
@@ -20,7 +21,6 @@ from dlo_lib.planner import (
     step_cost,
     why_others_lose,
 )
-from dlo_lib.planner.published import published
 from dlo_lib.planner.rules import (
     bubble_fraction,
     data_bubble,

@@ -1,4 +1,4 @@
-"""Published training runs (``published.toml``), and how far a prediction is from each.
+"""Published training runs (``planner_published.toml``), and how far a prediction is from each.
 
 Errors are in points of the peak: 100 * FLOPs of a step / (seconds * peak of all GPUs), predicted minus
 measured, where both count the same FLOPs.
@@ -135,7 +135,7 @@ def errors(runs: tuple[PublishedRun, ...], stack: Stack) -> Array:
 
 @cache
 def _tables() -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def _nodes(gpus: str, ports: str, bandwidth: float = 0, watts: float = 0, **counts: Any) -> GpuNodes:
