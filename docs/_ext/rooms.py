@@ -75,7 +75,9 @@ def imported(room: ModuleType) -> dict[str, tuple[str, str]]:
             if name in homes and inspect.ismodule(thing):
                 del homes[name]  # a room below, which has its page
             elif name in homes:
-                homes[name] = (getattr(thing, "__module__", None) or str(statement.module), alias.name)
+                # The attribute of another object is that of its class.
+                home = getattr(thing, "__module__", None) if callable(thing) else None
+                homes[name] = (home or str(statement.module), alias.name)
     return homes
 
 
