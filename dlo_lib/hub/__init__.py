@@ -10,7 +10,7 @@ The site's file and what follows from it:
 - ``accounts``: Unix accounts of a roster
 - ``membership``: keeps the Hub's groups equal to the rosters
 - ``lti``: users from Moodle
-- ``lti_login``: their login
+- ``lti_login``: how they log in
 - ``kubernetes``: Helm values
 
 The servers of users:
@@ -23,7 +23,7 @@ The servers of users:
 What a student holds in memory:
 
 - ``single_user``: the server
-- ``assignment_list``: nbgrader in it
+- ``assignment_list``: nbgrader's list of assignments in it
 - ``kernel``: the kernel of notebooks
 - ``debugger``: the debugger, loaded by its first request
 - ``extensions``: the parts of JupyterLab and nbgrader that a role has

@@ -15,7 +15,7 @@ The notebook's side:
 - ``local_ranks``: its ranks on this machine
 - ``devices``: where ranks compute
 - ``view``: shows the output of all ranks
-- ``transcript``: collects the output of one
+- ``transcript``: collects the output of one rank
 
 In a rank:
 

@@ -11,11 +11,11 @@
 
     traffic = double_kernel[(triton.cdiv(n, 64),)](x, y, n, BLOCK=64)
 
-A kernel is text. Nothing else of Python can be called, so a judge can run the kernel of a student: in a
-process with limits, because it may still compute without end. The launch counts the bytes that are read and
-written. It reports an access outside of a tensor, two programs that use one element, an undefined value, a
-loop variable whose type changes: what a GPU would compute wrongly without a word. Kernels on CUDA tensors run
-with the real Triton, without a change.
+A kernel is text and can call nothing else of Python, so a judge can run the kernel of a student. The judge
+runs it in a process with limits, because it may compute without end. The launch counts the bytes that are
+read and written. It reports what a GPU computes wrongly without a message: an access outside of a tensor, two
+programs that use one element, an undefined value, a loop variable whose type changes. Kernels on CUDA tensors
+run with the real Triton, without a change.
 
 - ``kernel``: ``@triton.jit``, and what a call of a kernel does
 - ``program``: reads the syntax tree of a kernel

@@ -7,7 +7,7 @@ What authors of checks import:
 - ``runs``: the run of a scenario on ranks, and the nudge
 - ``asked``: functions of a check that the student's code calls
 - ``claimed``: what the student's process says about itself
-- ``own_work``: refuses the library's answer where one's own is asked
+- ``own_work``: refuses a class of a library where students write theirs
 - ``exceptions``: what ends a check
 - ``schedules``: the tables of pipeline schedules
 - ``graph_run``: runs a recorded graph and watches its operations
@@ -19,7 +19,7 @@ A check and its outcome:
 
 - ``outcome``: runs one check once
 - ``codec``: plain data between a check and the student's process
-- ``stand_in``: what a function of the check is there
+- ``stand_in``: takes the place of a function of the check in that process
 - ``faults``: an exception of the student's code in one line
 - ``words``: the words of the check's author in a message
 - ``status``: the statuses of a check

@@ -8,7 +8,7 @@
 
 A verdict:
 
-- ``verdict_display``: a sign of life, then the verdict
+- ``verdict_display``: shows that a check runs, then its verdict
 - ``verdict_age``: whether it is still about its cell
 - ``cell_runs``: which text of a cell ran last
 - ``check_output``: what the student's code prints

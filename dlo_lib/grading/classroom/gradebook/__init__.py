@@ -7,10 +7,10 @@
 - ``manual_points``: points that a grader gave by hand
 - ``submission_copy``: a copy of a submission that nbgrader can read
 - ``inventory``: the state of each student's submission
-- ``late_work``: late work beside work in time
+- ``late_work``: keeps late work beside work that was on time
 - ``batch``: grades a whole class, one row for each student
 - ``gradebook_entry``: enters a class into the gradebook
-- ``regrade``: what changed checks change, before it is released
+- ``regrade``: the points before and after a change of the checks, for a look before the release
 - ``export``: the grades as tables
 - ``timings``: what each submission costs
 - ``moodle``: the grades for Moodle
