@@ -26,6 +26,7 @@ import numpy as np
 from dlo_lib.grading import Lab
 
 EVERY = int(os.environ.get("DLO_EVERY", 1))  # 2: a demo trains every second width
+DRAWS = int(os.environ.get("DLO_DRAWS", 15))  # of each bootstrap in section 8
 LARGER = float(os.environ.get("DLO_LARGER", 8))  # FLOPs of the last training of section 5, / 6.4e9
 llama = {  # config.json of Llama 3.3 70B, shortened
     "vocab_size": 128256,
@@ -579,10 +580,10 @@ from dlo_lib.planner.laws import ChinchillaLaw, bootstrap, fit_chinchilla
 sizes = tuple(zip(*((128 * wide, tokens, loss) for wide, tokens, loss in keeper.runs)))
 end = 128 * answer["width"], answer["tokens"]
 found = fit_chinchilla(*sizes)
-least, most = bootstrap(fit_chinchilla, sizes, lambda law: float(law(*end)), draws=15)
+least, most = bootstrap(fit_chinchilla, sizes, lambda law: float(law(*end)), draws=DRAWS)
 text = f"{float(found(*end)):.3f} ({least:.3f} to {most:.3f})"
 print(f"the library predicts {text}, you {answer['loss']:.3f}")
-least, most = bootstrap(fit_chinchilla, sizes, lambda law: law.beta, draws=15)
+least, most = bootstrap(fit_chinchilla, sizes, lambda law: law.beta, draws=DRAWS)
 print(f"its exponent beta is {found.beta:.2f} ({least:.2f} to {most:.2f})\n")
 
 chinchilla = ChinchillaLaw(floor=1.69, a=406.4, alpha=0.34, b=410.7, beta=0.28)
