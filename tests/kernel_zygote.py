@@ -144,9 +144,11 @@ def be_program(request: dict[str, Any], files: list[int], asker: int) -> NoRetur
     command, first = request["command"], []
     if command[1] != "-m":
         first = [os.path.dirname(command[1])]
-    elif not request["isolated"]:
+    elif not request["safe path"]:
         first = [os.getcwd()]
     sys.path[:0] = [*first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    if request["unbuffered"]:
+        sys.stdout.reconfigure(write_through=True)
     for name in [name for name in sys.modules if name.partition(".")[0] == "dlo_lib"]:
         del sys.modules[name]  # a job runs a copy of the library
     run_program(command)

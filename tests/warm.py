@@ -48,9 +48,10 @@ def warm_python(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
-    """The first ``python`` of the path and ``sys.executable`` are ``warm_python``."""
+    """The first ``python`` of the path, ``sys.executable`` and that of torchrun are ``warm_python``."""
     python = tmp_path_factory.mktemp("warm") / "python"
     write_warm_python(python, programs_socket())
     monkeypatch.setenv("PATH", str(python.parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHON_EXEC", str(python))
     monkeypatch.setattr(sys, "executable", str(python))
     return python

@@ -33,11 +33,18 @@ def write_warm_python(path: Path, name: str) -> None:
 
 def is_forked(arguments: list[str]) -> bool:
     """Whether a fork runs ``python`` with these arguments: a module of ``MODULES``, or a file of a job."""
-    if arguments[:1] == ["-P"]:
-        arguments = arguments[1:]
-    if arguments[:1] == ["-m"]:
-        return arguments[1] in MODULES
-    return bool(arguments) and arguments[0].endswith(".py")
+    _, program = split(arguments)
+    if program[:1] == ["-m"]:
+        return program[1] in MODULES
+    return bool(program) and program[0].endswith(".py")
+
+
+def split(arguments: list[str]) -> tuple[set[str], list[str]]:
+    """Return the options of Python that a fork knows, and the rest."""
+    for number, argument in enumerate(arguments):
+        if argument not in ("-P", "-u"):
+            return set(arguments[:number]), arguments[number:]
+    return set(arguments), []
 
 
 def main(python: str, name: str) -> None:
@@ -45,10 +52,11 @@ def main(python: str, name: str) -> None:
     arguments = sys.argv[1:]
     if not is_forked(arguments):
         os.execv(python, [python, *arguments])
-    isolated = arguments[0] == "-P"
+    options, program = split(arguments)
     request = {
-        "command": [python, *arguments[isolated:]],
-        "isolated": isolated,
+        "command": [python, *program],
+        "safe path": "-P" in options,
+        "unbuffered": "-u" in options,
         "folder": os.getcwd(),
         "environment": dict(os.environ),
     }

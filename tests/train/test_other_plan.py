@@ -69,7 +69,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("chain", list(chains.values()), ids=list(chains))
 
 
-def test_torchrun_resumes_a_run_with_experts_with_another_plan(small_run, chain):
+def test_torchrun_resumes_a_run_with_experts_with_another_plan(small_run, chain, warm_python):
     """Each plan trains one step; torchrun starts the last one."""
     ranks, steps = chain[0][1], len(chain)  # all ranks of the first plan have different data
     fixed = {"model": "tiny-moe", "accumulation": 2, "resume": True, "keep": steps}
