@@ -215,6 +215,27 @@ def test_translations_keep_links_and_code():
     assert not wrong, "\n".join(wrong)
 
 
+def flat(text: str) -> str:
+    """Return a text of Markdown without line breaks, marks of lists and quotation marks."""
+    return " ".join(re.sub(r"^ *(?:[-*>]|\d+\.) +", "", text, flags=re.MULTILINE).split())
+
+
+@pytest.mark.parametrize("page", ["docs/index", "docs/student", "docs/install", "docs/cluster"])
+def test_the_pages_that_are_translated_are_translated_whole(page):
+    """docs/site.md names them. A paragraph without its French appears in English among the others."""
+    po = pytest.importorskip("babel.messages.pofile", reason="babel comes with JupyterLab")
+    text = (ROOT / f"{page}.md").read_text(encoding="utf-8")
+    with (ROOT / f"docs/locale/fr/LC_MESSAGES/{page}.po").open("rb") as file:
+        french = {message.id: message for message in po.read_po(file) if message.id}
+    assert not [name for name, message in french.items() if message.fuzzy or not message.string]
+    assert not [name for name in french if flat(name) not in flat(text)], "the page has changed"
+    left = re.sub(r"^```.*?^```|<!--.*?-->", "", text, flags=re.DOTALL | re.MULTILINE)
+    left = flat(re.sub(r"^#+ |^[|\-: ]+$", "", left, flags=re.MULTILINE))
+    for name in sorted(french, key=len, reverse=True):
+        left = left.replace(flat(name), "")
+    assert not re.findall(r"\w+", re.sub(r"!\[|\]\([^)]*\)", "", left)), "this has no translation"
+
+
 FORMULA = """\
 Return x * w, also for ``Unit``s.
 
