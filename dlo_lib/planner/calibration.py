@@ -41,7 +41,7 @@ LIBRARY = replace(
 )
 """This library on PyTorch 2: flash attention, balanced stages, reductions behind the backward, whole
 activations between stages. Its constants are those of ``MEGATRON`` on A100, so that its error on another card
-is large: 32 % of the time of Llama 3.2 1B on an H100. One measured run fixes it (``Stack.anchored``)."""
+is large: 20 % of the time of Llama 3.2 1B on an H100. One measured run fixes it (``Stack.anchored``)."""
 H100_TOKENS = 34_497
 """Measured tokens/s of Llama 3.2 1B on one H100: eager bf16, 2 sequences of 2,048 tokens. With fused kernels,
 it was 29,689, which the formulas do not predict: they count the bytes that fused kernels save."""

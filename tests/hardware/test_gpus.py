@@ -89,6 +89,34 @@ def test_int8_has_twice_the_peak_of_fp16_since_ampere_and_the_peak_of_fp8_since_
     ]
 
 
+def test_gpus_of_one_chip_have_its_processors_and_a_newer_chip_has_more():
+    chips = {"v100": ["v100-16", "v100-32"], "a100": ["a100-40", "a100-80"], "h100": ["h100-80", "h200"]}
+    found = [{gpu(name).processors for name in names} for names in chips.values()]
+    assert [len(each) for each in found] == [1, 1, 1]
+    counts = [each.pop() for each in found] + [gpu("b200").processors]
+    assert counts == sorted(set(counts))
+
+
+@pytest.mark.parametrize("known", gpus().values(), ids=lambda known: known.name)
+def test_the_peak_is_that_of_whole_processors_at_a_clock_that_silicon_reaches(known):
+    """A multiprocessor has the same number of products of fp16 in a cycle on all GPUs of a chip: a power of
+    two, so that the peak, which the data sheet gives, and the processors determine the clock."""
+    per_cycle = {"v100": 1024, "a100": 2048, "h100": 4096, "h200": 4096, "b200": 8192}
+    clock = known.peak("fp16") / known.processors / per_cycle[known.name.split("-")[0]]
+    assert 1.3e9 < clock < 2.1e9
+
+
+def test_a_lower_power_limit_lowers_the_clock_by_its_cube_root():
+    whole = gpu("h100-80")
+    half = whole.limited(whole.watts / 8)
+    assert (half.watts, half.clock) == (whole.watts / 8, pytest.approx(0.5))
+    assert half.limited(half.watts).clock == half.clock
+    assert half.peak("bf16") == whole.peak("bf16"), "MFU is a part of the peak of the data sheet"
+    for watts in (0, whole.watts + 1):
+        with pytest.raises(UserError, match="use more than 0 and at most 700"):
+            whole.limited(watts)
+
+
 def test_a_gpu_is_immutable():
     with pytest.raises(dataclasses.FrozenInstanceError):
         gpu("h200").memory_bytes = 0
