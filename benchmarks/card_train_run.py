@@ -19,11 +19,12 @@ import torch._inductor.compile_fx
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.card_train import CARD, EVERY, MEASURED, WARMUP, Case
+from dlo_lib.base.errors import UserError
 from dlo_lib.base.lifetime import die_with
 from dlo_lib.kernels import Kernels
 from dlo_lib.models import Llama, model_config
 from dlo_lib.optim import Precision
-from dlo_lib.profiling import measure_memory
+from dlo_lib.profiling import MemoryReport, measure_memory
 from dlo_lib.train import TrainConfig, loop, prepare, read_metrics, train
 from dlo_lib.train.config import Auto
 
@@ -85,18 +86,29 @@ def _replace(module: ModuleType, name: str, by: Any) -> None:
 
 
 def _expected(case: Case) -> float | None:
-    """Return what `measure_memory` says, in GiB; None where it does not know the run."""
-    if case.compile or case.fp8 or isinstance(case.batch, str):
+    """Return what `measure_memory` says, in GiB; None where the batch is not known yet, or where this release
+    of PyTorch cannot measure a compiled step."""
+    if isinstance(case.batch, str):
         return None
-    report = measure_memory(
+    try:
+        report = _report(case, case.batch)
+    except UserError as error:
+        print(error)
+        return None
+    return report.peak_bytes / GIB
+
+
+def _report(case: Case, batch: int) -> MemoryReport:
+    return measure_memory(
         case.model,
-        case.batch,
+        batch,
         SEQ,
         precision="bf16" if CARD else "fp32",
         parallel="none",
         kernels=case.kernels,
+        compile=case.compile,
+        fp8=case.fp8,
     )
-    return report.peak_bytes / GIB
 
 
 def _attention(case: Case) -> str:

@@ -46,6 +46,7 @@ The end of a training:
 Number formats:
 
 - ``precision``: number formats, loss scaling and master weights
+- ``fp8_blocks``: 8-bit products in the blocks of a Llama
 
 The room imports ``kernels``, ``data``, ``models`` and ``comm``; only the registry imports ``kernels``.
 """

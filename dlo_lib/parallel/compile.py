@@ -6,18 +6,29 @@ compiled, each graph begins after the hook that unshards the parameters and ends
 them. Blocks of one type share a graph, so the compile time is that of one block for any number of layers
 (PyTorch's documentation calls this regional compilation).
 
+``compile_llama`` and ``compile_loss`` say what ``train --compile`` compiles; ``profiling.measure`` measures
+the memory of the same graphs.
+
 Cost: no communication; seconds of compilation in the first forward and the first backward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from dlo_lib.base.errors import UserError
+from dlo_lib.models.llama import Attention, Block
+from dlo_lib.models.moe import MoELayer
+from dlo_lib.optim.step import summed_cross_entropy
 from dlo_lib.parallel.fsdp.wrap import BlockTypes, outermost_blocks
+from dlo_lib.parallel.plan import ParallelPlan
+
+Backend = str | Callable[..., Any]
+"""A backend of ``torch.compile``, or its name."""
 
 
 def compile_blocks(module: nn.Module, blocks: BlockTypes | None = None, **options: Any) -> int:
@@ -43,3 +54,32 @@ def compile_blocks(module: nn.Module, blocks: BlockTypes | None = None, **option
         # Compile the forward instead of the module, so that module hooks run outside of the graph.
         block.forward = torch.compile(block.forward, **options)  # type: ignore[method-assign]
     return len(compiled)
+
+
+def compile_llama(spread: nn.Module, plan: ParallelPlan, backend: Backend) -> int:
+    """Compile the blocks of this rank's Llama in place, at their next forward.
+
+    What communicates, or adds to a gradient itself, runs in Python between graphs: attention over the ranks
+    of ``cp``, mixtures of experts, and the linear layers of a pipeline.
+
+    Args:
+        spread: the result of ``parallelize``.
+        plan: its plan.
+
+    Returns the number of compiled blocks.
+    """
+    for module in spread.modules():
+        if plan.cp > 1 and isinstance(module, Attention):
+            module.attend = torch.compiler.disable(module.attend)
+        elif isinstance(module, MoELayer) or (isinstance(module, nn.Linear) and "forward" in vars(module)):
+            module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
+    return compile_blocks(spread, Block, backend=backend, dynamic=False)
+
+
+def compile_loss(options: Mapping[str, Any], backend: Backend) -> dict[str, Any]:
+    """Return ``options``, the arguments of ``train_step`` that choose the loss, with a compiled loss of the
+    logits. A loss that the model computes is one kernel already."""
+    if options.get("loss_in_model"):
+        return dict(options)
+    loss = options.get("sum_of_losses", summed_cross_entropy)
+    return {**options, "sum_of_losses": torch.compile(loss, backend=backend, dynamic=False)}

@@ -5,6 +5,7 @@ The memory of a step:
 - ``settings``: what determines it; the formula and the measurement share them
 - ``measure``: measures it, on fake tensors or on a device
 - ``tracker``: records the storages of running code
+- ``compiled_memory``: what the graphs of ``torch.compile`` allocate
 - ``report``: the result of a measurement
 - ``plot``: memory over a step, by part
 - ``footprint``: computes it from formulas

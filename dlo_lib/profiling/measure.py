@@ -9,8 +9,8 @@ per query and head (arXiv:2205.14135). For fp32 with grouped queries, CUDA has n
 are written to memory. (A GPU older than Ampere has no flash kernel for fp16 either, and needs more memory
 than the result.) Attention over several ranks is counted with this kernel for each block; where
 ``parallel.context.kernels`` has none, the scores of one block are additional. All experts of a mixture have
-equal loads. Not counted: the CUDA context,
-the buffers of NCCL and cuBLAS, and the rounding (512 bytes) and fragmentation of the allocator.
+equal loads. With ``compile``, what Inductor fuses has no memory (``compiled_memory``). Not counted: the CUDA
+context, the buffers of NCCL and cuBLAS, and the rounding (512 bytes) and fragmentation of the allocator.
 
 Cost: seconds, and tens of MB, for a model of any size.
 """
@@ -35,11 +35,14 @@ from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.models.moe import moe_layers
 from dlo_lib.optim import Phase, Precision, train_step
 from dlo_lib.optim.entry import OptimizerStep
+from dlo_lib.optim.fp8_blocks import use_fp8
+from dlo_lib.parallel.compile import compile_llama, compile_loss
 from dlo_lib.parallel.mesh import TOKENS, ParallelMesh
 from dlo_lib.parallel.parallelize import make_optimizer, parallelize
 from dlo_lib.parallel.pipeline.runtime import Pipeline
 from dlo_lib.parallel.plan import ParallelPlan, ShortForm, ZeroStage
 from dlo_lib.parallel.protocol import local_optimizer
+from dlo_lib.profiling.compiled_memory import recording_backend
 from dlo_lib.profiling.equal_loads import equal_loads
 from dlo_lib.profiling.older_releases import fake_collectives, flash_attention
 from dlo_lib.profiling.report import MemoryReport
@@ -60,6 +63,8 @@ def measure_memory(
     world_size: int = 1,
     rank: int = 0,
     kernels: str | Kernels | Collection[FusedOperation] = Kernels.EAGER,
+    compile: bool = False,
+    fp8: bool = False,
 ) -> MemoryReport:
     """Run one training step of ``model`` on fake tensors and report the memory of one rank.
 
@@ -86,12 +91,17 @@ def measure_memory(
         kernels: "eager", "fused", or the operations that are fused (``dlo_lib.kernels``). A fused operation
             counts as one kernel, with its results and without temporary memory. Where a pipeline or ``tp``
             needs the logits, the output projection stays apart from the loss.
+        compile: whether the blocks and the loss are compiled, as ``train --compile`` does. This forgets what
+            ``torch.compile`` has compiled in this process.
+        fp8: whether the linear layers of the blocks have 8-bit products, as with ``train --fp8``. Their saved
+            8-bit weights belong to the activations.
 
     Raises:
         UserError: a name is unknown, a size is below 1, the sequence cannot be divided, there is a process
-            group already, unless ``parallel`` is none.
+            group already, unless ``parallel`` is none, or this release of PyTorch compiles nothing inside a
+            dispatch mode.
     """
-    layout = (parallel, bucket_view, world_size, rank, kernels)
+    layout = (parallel, bucket_view, world_size, rank, kernels, compile, fp8)
     chosen = StepSettings.of(model, batch, seq, precision, checkpointing, optimizer, fused, *layout)
     # An operator without a fake kernel raises an error, because a fallback would run on real zeros.
     fake_mode = FakeTensorMode(allow_fallback_kernels=False)
@@ -103,20 +113,21 @@ def record_step(
     chosen: StepSettings, tracker: MemoryTracker, group: dist.ProcessGroup | None
 ) -> MemoryReport:
     """Build the model and the optimiser of ``chosen`` in the current tensor mode, and record one training
-    step with ``tracker``."""
+    step with ``tracker``.
+
+    Raises:
+        UserError: the step is compiled, and this release of PyTorch compiles nothing inside a dispatch mode.
+    """
     plan = chosen.plan
     mesh = ParallelMesh(plan.degrees, group) if group is not None else None
-    with tracker:
-        if plan.pipelined or plan.tp > 1:
-            llama, wrapped = _cut_model(chosen, mesh, tracker)
-        else:
-            llama = fuse(Llama(chosen.config, checkpointing=chosen.checkpointing), chosen.fused)
-            tracker.claim(llama.parameters(), Part.WEIGHTS)
-            _claim_gradients(llama, tracker)  # before the hooks of the wrapper
-            wrapped = parallelize(llama, plan, mesh)
-            if plan.stage is not ZeroStage.PARAMETERS:
-                for layer in moe_layers(llama):  # this rank's part of the experts is a copy
-                    _claim_cut(layer.experts.parameters(), tracker)
+    compiler = recording_backend(tracker) if chosen.compile else contextlib.nullcontext()
+    with compiler as backend, tracker:
+        cuts = plan.pipelined or plan.tp > 1
+        llama, wrapped = (_cut_model if cuts else _whole_model)(chosen, mesh, tracker)
+        loss = loss_options(chosen.fused, plan.takes_logits)
+        if backend is not None:
+            compile_llama(wrapped, plan, backend)
+            loss = compile_loss(loss, backend)
         _observe(wrapped, tracker)
         _claim_gradients(wrapped, tracker)  # after the hooks of the wrapper
         options = chosen.optimizer.arguments(chosen.step)
@@ -151,10 +162,26 @@ def record_step(
                 pairs,
                 precision=chosen.precision,
                 group=group if mesh is None else mesh.group_along(*TOKENS),
-                **loss_options(chosen.fused, plan.takes_logits),
+                **loss,
                 on_phase=lambda phase: _enter(phase, tracker, [*wrapped.parameters(), *_parameters(holder)]),
             )
         return MemoryReport(tuple(tracker.events()))
+
+
+def _whole_model(
+    chosen: StepSettings, mesh: ParallelMesh | None, tracker: MemoryTracker
+) -> tuple[Llama, nn.Module]:
+    """Return the model of a plan without ``pp`` and ``tp`` and its wrapper."""
+    llama = fuse(Llama(chosen.config, checkpointing=chosen.checkpointing), chosen.fused)
+    if chosen.fp8:
+        use_fp8(llama)
+    tracker.claim(llama.parameters(), Part.WEIGHTS)
+    _claim_gradients(llama, tracker)  # before the hooks of the wrapper
+    wrapped = parallelize(llama, chosen.plan, mesh)
+    if chosen.plan.stage is not ZeroStage.PARAMETERS:
+        for layer in moe_layers(llama):  # this rank's part of the experts is a copy
+            _claim_cut(layer.experts.parameters(), tracker)
+    return llama, wrapped
 
 
 def _cut_model(
@@ -165,6 +192,8 @@ def _cut_model(
     plan, config = chosen.plan, chosen.config
     llama = Llama(config, checkpointing=chosen.checkpointing, device="meta")
     fuse(llama, chosen.fused, plan.takes_logits)
+    if chosen.fp8:
+        use_fp8(llama)
     cpu = torch.device("cpu")
     wrapped = parallelize(
         llama,

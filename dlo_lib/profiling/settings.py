@@ -44,6 +44,10 @@ class StepSettings:
     """The rank whose memory is measured."""
     fused: frozenset[FusedOperation] = frozenset()
     """The operations of the model that are fused."""
+    compile: bool = False
+    """Whether the blocks and the loss are compiled."""
+    fp8: bool = False
+    """Whether the linear layers of the blocks have 8-bit products."""
 
     @classmethod
     def of(
@@ -60,18 +64,21 @@ class StepSettings:
         world_size: int,
         rank: int = 0,
         kernels: str | Kernels | Collection[FusedOperation] = Kernels.EAGER,
+        compile: bool = False,
+        fp8: bool = False,
     ) -> StepSettings:
         """Parse and check the arguments of ``measure_memory``.
 
         Raises:
-            UserError: a name is unknown, a size is below 1, or there are several ranks without a form of
-                parallelism.
+            UserError: a name is unknown, a size is below 1, there are several ranks without a form of
+                parallelism, or training refuses the combination.
         """
         for name, size in (("batch", batch), ("seq", seq), ("world_size", world_size)):
             require_count(name, size)
         if not 0 <= rank < world_size:
             raise UserError(f"rank is {rank} of {world_size} ranks: use 0 to {world_size - 1}")
-        for name, flag in (("checkpointing", checkpointing), ("bucket_view", bucket_view)):
+        flags = {"checkpointing": checkpointing, "bucket_view": bucket_view, "compile": compile, "fp8": fp8}
+        for name, flag in flags.items():
             if not isinstance(flag, bool):
                 raise UserError(f"{name} is {flag!r}: it should be True or False")
         if not isinstance(fused, (bool, OptimizerStep)):
@@ -103,7 +110,10 @@ class StepSettings:
             world_size=world_size,
             rank=rank,
             fused=operations,
+            compile=compile,
+            fp8=fp8,
         )
+        _check_products(chosen)
         if plan.cp > 1 and chosen.writes_scores:
             raise UserError(
                 "the scores that fp32 attention with grouped queries writes are not measured with cp: "
@@ -126,6 +136,15 @@ class StepSettings:
         queries in fp32."""
         grouped = self.config.num_heads != self.config.num_kv_heads
         return self.precision is Precision.FP32 and grouped and FusedOperation.ATTENTION not in self.fused
+
+
+def _check_products(chosen: StepSettings) -> None:
+    """Refuse what ``train`` refuses for ``--compile`` and ``--fp8``."""
+    if chosen.fp8 and chosen.precision is not Precision.BF16:
+        raise UserError('fp8 leaves the other operations in bf16: use precision="bf16", or fp8=False')
+    for name, used in (("fp8", chosen.fp8), ("compile", chosen.compile)):
+        if used and chosen.plan.tp > 1:
+            raise UserError(f"{name} cannot be used with tp: use {name}=False, or a plan with tp 1")
 
 
 def forms_of(plan: ParallelPlan | None) -> set[TrainingForm]:

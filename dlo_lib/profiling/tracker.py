@@ -102,6 +102,12 @@ class MemoryTracker(TorchDispatchMode):
         self._live: dict[int, tuple[weakref.ref, _Allocation]] = {}
         self._events: list[tuple[Phase | None, _Allocation, int]] = []
         self._resize: AbstractContextManager | None = None
+        self._paused = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let ``torch.compile`` compile inside this mode, which sees the graphs run and not their tracing."""
+        return True
 
     def claim(self, tensors: Iterable[Tensor], part: Part) -> None:
         """Assign the storages of ``tensors`` to ``part``, from their allocation on, together with the
@@ -128,6 +134,32 @@ class MemoryTracker(TorchDispatchMode):
         gone = {id(allocation) for _, allocation, size in inside if size < 0}
         temporary = born & gone
         self._events[begin:] = [event for event in inside if id(event[1]) not in temporary]
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record no operator inside the context. Releases are recorded."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def allocated(
+        self, func: object, args: Sequence[object], results: Iterable[object], sources: Sequence[Tensor] = ()
+    ) -> None:
+        """Record the results of an operator that ran while this mode was paused.
+
+        Args:
+            func, args: the operator and its arguments, for its ``scratch``.
+            results: its results, of which the tensors are recorded.
+            sources: the tensors of which the result is a copy in another dtype. Those that are not recorded
+                do not exist in memory.
+        """
+        known = [source for source in sources if source.untyped_storage()._cdata in self._live]
+        for result in results:
+            if isinstance(result, Tensor):
+                self._follow(self._track(result), known)
+        self._record_scratch(func, args)
 
     def live_bytes(self) -> dict[Part, int]:
         """Return the bytes that are allocated now, by part."""
@@ -163,22 +195,32 @@ class MemoryTracker(TorchDispatchMode):
             # PyTorch has no fake kernel for this operator, which works in place and allocates nothing
             return None
         out = func(*args, **(kwargs or {}))
+        if self._paused:
+            return out
         if isinstance(out, Tensor):
             allocation = self._track(out)
             if func is _copy or func is _add:
-                sources = tuple(self._track(arg) for arg in args if isinstance(arg, Tensor))
-                if func is _copy and sources[0].part is Part.WEIGHTS and allocation is not sources[0]:
-                    allocation.part = Part.CAST_WEIGHTS
-                allocation.sources = tuple(source for source in sources if source is not allocation)
+                sources = [arg for arg in args if isinstance(arg, Tensor)]
+                self._follow(allocation, sources, is_cast=func is _copy)
         elif isinstance(out, Sequence):
             for tensor in out:
                 if isinstance(tensor, Tensor):
                     self._track(tensor)
+        self._record_scratch(func, args)
+        return out
+
+    def _follow(self, allocation: _Allocation, sources: Sequence[Tensor], is_cast: bool = True) -> None:
+        """Assign to ``allocation`` the tensors from which it was cast or summed."""
+        found = [self._track(source) for source in sources]
+        if is_cast and found and found[0].part is Part.WEIGHTS and allocation is not found[0]:
+            allocation.part = Part.CAST_WEIGHTS
+        allocation.sources = tuple(source for source in found if source is not allocation)
+
+    def _record_scratch(self, func: object, args: Sequence[object]) -> None:
         if func in self.scratch:
             size = self.scratch[func](*args)
             allocation = _Allocation(size, self.scope)
             self._events += [(self.phase, allocation, size), (self.phase, allocation, -size)]
-        return out
 
     def _track(self, tensor: Tensor) -> _Allocation:
         if isinstance(tensor, FakeTensor):

@@ -28,10 +28,7 @@ from torch import nn
 from dlo_lib.base.errors import UserError
 from dlo_lib.base.files import cache_dir
 from dlo_lib.kernels.llama import FusedOperation, loss_options
-from dlo_lib.models.llama import Attention, Block
-from dlo_lib.models.moe import MoELayer
-from dlo_lib.optim.step import summed_cross_entropy
-from dlo_lib.parallel.compile import compile_blocks
+from dlo_lib.parallel.compile import compile_llama, compile_loss
 from dlo_lib.parallel.plan import ParallelPlan
 from dlo_lib.profiling.compile_time import Backend, usable_backend
 from dlo_lib.profiling.compile_watch import watch_compilation
@@ -72,12 +69,7 @@ def compile_model(spread: nn.Module, plan: ParallelPlan, device: torch.device) -
     """
     backend = inductor(device)
     cache = os.environ.setdefault(CACHE_VARIABLE, str(cache_dir() / "inductor"))
-    for module in spread.modules():
-        if plan.cp > 1 and isinstance(module, Attention):
-            module.attend = torch.compiler.disable(module.attend)
-        elif isinstance(module, MoELayer) or (isinstance(module, nn.Linear) and "forward" in vars(module)):
-            module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
-    return Compiled(compile_blocks(spread, Block, backend=backend, dynamic=False), Path(cache))
+    return Compiled(compile_llama(spread, plan, backend), Path(cache))
 
 
 def losses_of_run(
@@ -93,10 +85,7 @@ def losses_of_run(
         device: the device of the model.
     """
     options = loss_options(fused, plan.takes_logits)
-    if compiled is None or options.get("loss_in_model"):
-        return options
-    loss = options.get("sum_of_losses", summed_cross_entropy)
-    return {**options, "sum_of_losses": torch.compile(loss, backend=inductor(device), dynamic=False)}
+    return options if compiled is None else compile_loss(options, inductor(device))
 
 
 class CompileClock:

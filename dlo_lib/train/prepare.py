@@ -23,6 +23,7 @@ from dlo_lib.optim import Precision
 from dlo_lib.optim.averaging import Averaging, WeightAverage
 from dlo_lib.optim.batch_rules import BatchRule
 from dlo_lib.optim.entry import OptimizerStep
+from dlo_lib.optim.fp8_blocks import use_fp8
 from dlo_lib.optim.registry import optimizer_entry
 from dlo_lib.parallel.fsdp.deferred_init import deferred_init
 from dlo_lib.parallel.grad_scaler import ShardedGradScaler
@@ -36,7 +37,7 @@ from dlo_lib.train.checkpoint import Checkpoint, folder_of, newest
 from dlo_lib.train.compiled import compile_model, inductor
 from dlo_lib.train.config import Auto, TrainConfig
 from dlo_lib.train.disk import writing
-from dlo_lib.train.fp8 import require_fp8, use_fp8
+from dlo_lib.train.fp8 import require_fp8
 from dlo_lib.train.metrics import METRICS_FILE
 from dlo_lib.train.state import TrainState, seed_everything
 

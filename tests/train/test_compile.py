@@ -15,6 +15,7 @@ import torch
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.launch import run_ranks
+from dlo_lib.models.llama import Block
 from dlo_lib.profiling.compile_watch import CompileReport, watch_compilation
 from dlo_lib.train import TrainConfig, TrainResult, compiled, loop, read_metrics, report, train
 from dlo_lib.train.__main__ import parse
@@ -75,7 +76,7 @@ def test_the_cache_is_in_a_folder_that_lasts(small_run, monkeypatch, tmp_path):
     monkeypatch.setenv("DLO_CACHE", str(tmp_path))
     monkeypatch.setenv(compiled.CACHE_VARIABLE, "")
     monkeypatch.delenv(compiled.CACHE_VARIABLE)
-    model = torch.nn.ModuleList([compiled.Block(_tiny())])
+    model = torch.nn.ModuleList([Block(_tiny())])
     made = compiled.compile_model(model, small_run().plan(1, 1), torch.device("cpu"))
     assert (made.blocks, made.cache) == (1, tmp_path / "inductor")
     assert os.environ[compiled.CACHE_VARIABLE] == str(tmp_path / "inductor")

@@ -9,10 +9,10 @@ import torch
 from dlo_lib.base.errors import UserError
 from dlo_lib.launch import run_ranks
 from dlo_lib.models import Llama, model_config
+from dlo_lib.optim.fp8_blocks import use_fp8
 from dlo_lib.optim.precision import ScaledLinear, fp8_matmul, scaled_matmul
 from dlo_lib.train import TrainConfig, prepare, read_metrics, train
 from dlo_lib.train.__main__ import parse
-from dlo_lib.train.fp8 import use_fp8
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -144,7 +144,8 @@ class FP8Linear(nn.Linear):
                     layer.in_features, layer.out_features, layer.bias is not None, "meta", scaling=scaling
                 )
                 new.weight, new.bias = layer.weight, layer.bias
-                new.to(layer.weight.device)  # buffers of the scalings
+                for part in (new.input_scaling, new.weight_scaling, new.grad_scaling):
+                    part.to(layer.weight.device)  # buffers
                 setattr(module.get_submodule(parent), last, new)
                 replaced.append(name)
         if not replaced:
