@@ -264,6 +264,17 @@ def test_what_a_docstring_indents_is_shown_unchanged():
     assert text.endswith("\n".join(lines[-7:]))
 
 
+def test_several_names_with_one_description_are_no_type_and_a_name():
+    lines = [":param p, m: the sizes", ":param one: a, b: c", ":ivar x_1, y, z:", "   p, m: text"]
+    load("docs/_ext/docstrings.py").join_names(None, "class", "x", None, None, lines)
+    assert lines == [
+        ":param p,\u200bm: the sizes",
+        ":param one: a, b: c",
+        ":ivar x_1,\u200by,\u200bz:",
+        "   p, m: text",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

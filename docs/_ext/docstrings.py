@@ -14,10 +14,21 @@ UNCHANGED = re.compile(
 )
 """Code, a role, a link, and emphasis."""
 
+SEVERAL = re.compile(r"^(?= *:(?:param|ivar) )( *:\w+ )(\w+(?:, \w+)+)(?=:)")
+"""The field that `napoleon` makes of an item such as ``p, m: the sizes``."""
+
 
 def process(app, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
     """Rewrite the lines of a docstring in place."""
     lines[:] = [line for paragraph in marked(lines) for line in paragraph]
+
+
+def join_names(app, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """Rewrite, in place, the fields that describe several names: Sphinx would take all names except the last
+    for a type. What stays between two names is no white space: a zero-width space, where a line may end."""
+    lines[:] = [
+        SEVERAL.sub(lambda found: found[1] + found[2].replace(", ", ",\u200b"), line) for line in lines
+    ]
 
 
 def marked(lines: list[str]) -> Iterator[list[str]]:
@@ -82,6 +93,7 @@ def depth(line: str) -> int:
 
 
 def setup(app) -> dict:
-    """Rewrite docstrings before `napoleon` reads their sections."""
+    """Rewrite docstrings before `napoleon` reads their sections, and the fields that it makes of them."""
     app.connect("autodoc-process-docstring", process, priority=400)
+    app.connect("autodoc-process-docstring", join_names, priority=600)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
