@@ -9,38 +9,36 @@ import torch
 from torch import Tensor
 
 from dlo_lib.grading.checks.contract import check
-from dlo_lib.labkit.compare import explaining, near, wrong_if
+from dlo_lib.labkit.compare import EXACT, double, explaining, near, same, wrong_if
 
 from .scenarios import block_alone
-from .twins import Block, attention, block_gradients, gradients, rectangle
-
-DOUBLE = torch.float64
-EXACT = {"rtol": 1e-9, "atol": 1e-10}
-
-
-def double(t, *shape: int) -> Tensor:
-    """Standard normal numbers in float64."""
-    return t.normal(*shape, dtype=DOUBLE)
-
-
-def drawn_mask(t, queries: int, keys: int) -> Tensor:
-    """A mask in which each query sees the first key or more, and not all of them."""
-    mask = t.integers(0, 1, queries, keys).bool()
-    mask[:, 0], mask[:, -1] = True, False
-    return mask
+from .twins import Block, attention, block_gradients, gradients, rectangle, scores
 
 
 def block_inputs(t, factor: float = 1.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v and a mask of a block with other numbers of queries than of keys."""
+    """q, k, v and a mask of a block with other numbers of queries than of keys. Each query sees the first key
+    or more, and not all of them."""
     batch, heads, queries, size = t.integer(1, 2), t.integer(1, 3), t.integer(3, 5), t.integer(2, 4)
     q, k, v = (double(t, batch, heads, tokens, size) for tokens in (queries, queries + 2, queries + 2))
-    return factor * q, k, v, drawn_mask(t, queries, queries + 2)
+    mask = t.integers(0, 1, queries, queries + 2).bool()
+    mask[:, 0], mask[:, -1] = True, False
+    return factor * q, k, v, mask
 
 
 def pair(t, got, what: str) -> tuple[Tensor, Tensor]:
     """An output and its log-sum-exp, as two tensors."""
     out, lse = t.items(got, 2, "what " + what + " returns")
     return t.tensor(out, "out of " + what), t.tensor(lse, "lse of " + what)
+
+
+def finite(*tensors: Tensor) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
+
+
+def same_pair(t, got: tuple[Tensor, Tensor], want: Block, of: str, **values: object) -> None:
+    """An output and its log-sum-exp are right."""
+    t.close(got[0], want[0], "out of " + of, **values, **EXACT)
+    t.close(got[1], want[1], "lse of " + of, **values, **EXACT)
 
 
 # -- block
@@ -53,10 +51,11 @@ READY = {
 }
 
 
-def block_of(student, q: Tensor, k: Tensor, v: Tensor, mask: Tensor):
-    """What the student's ``block_attention`` returns, which calls no ready attention."""
+def block_of(student, t, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The student's ``block_attention`` of q, k, v and a mask, which calls no ready attention."""
     with explaining(READY):
-        return student.run(block_alone, q=q, k=k, v=v, mask=mask)
+        got = student.run(block_alone, **dict(zip(("q", "k", "v", "mask"), inputs)))
+    return pair(t, got, "block_attention")
 
 
 @check("block", points=2)
@@ -64,39 +63,44 @@ def check_block_output(student, t):
     "The output of a block"
     for _ in range(2):
         q, k, v, mask = block_inputs(t)
-        out, _ = pair(t, block_of(student, q, k, v, mask), "block_attention")
-        want, _ = attention(q, k, v, mask)
+        out, _ = block_of(student, t, q, k, v, mask)
+        everything, scale = torch.ones_like(mask), q.shape[-1] ** 0.5
         mistakes = {
-            "the scores are not divided by the square root of d": attention(
-                q * q.shape[-1] ** 0.5, k, v, mask
-            )[0],
+            "the scores are not divided by the square root of d": attention(q * scale, k, v, mask)[0],
             "the mask is not used: a query sees only the keys where it is True": attention(
-                q, k, v, torch.ones_like(mask)
+                q, k, v, everything
             )[0],
             "hidden keys count in the sum: hide their scores (-inf) before the softmax, not its result": (
-                (torch.einsum("bhqd,bhkd->bhqk", q, k) / q.shape[-1] ** 0.5).softmax(-1) * mask @ v
+                scores(q, k, everything).softmax(-1) * mask @ v
             ),
         }
-        wrong_if(t, out, want, mistakes)
-        t.close(out, want, "out of block_attention", **EXACT)
+        same(t, out, attention(q, k, v, mask)[0], "out of block_attention", mistakes, **EXACT)
 
 
 @check("block", points=1)
 def check_block_lse(student, t):
     "The log-sum-exp of each row"
     q, k, v, mask = block_inputs(t)
-    _, lse = pair(t, block_of(student, q, k, v, mask), "block_attention")
+    _, lse = block_of(student, t, q, k, v, mask)
     _, want = attention(q, k, v, mask)
     mistakes = {
         "lse is the sum of exponentials: take its logarithm": want.exp(),
         "lse is the largest score: it is the logarithm of the sum of all exponentials": (
-            (torch.einsum("bhqd,bhkd->bhqk", q, k) / q.shape[-1] ** 0.5)
-            .masked_fill(~mask, -math.inf)
-            .amax(-1)
+            scores(q, k, mask).amax(-1)
         ),
     }
-    wrong_if(t, lse, want, mistakes)
-    t.close(lse, want, "lse of block_attention", **EXACT)
+    same(t, lse, want, "lse of block_attention", mistakes, **EXACT)
+
+
+NAN_OUT = (
+    "the output of a query that sees no key is NaN: all its scores are -inf, so is its lse, and -inf - "
+    "-inf is no number"
+)
+FINITE_SCORES = ". A large number such as -1e9 hides no key from a query that sees none: use -inf"
+OVERFLOWS = (
+    "with scores of some 1000 an exponential overflows: subtract a number of the size of the scores first "
+    "(lse)"
+)
 
 
 @check("block", points=1)
@@ -104,28 +108,21 @@ def check_block_blind(student, t):
     "A query that sees no key"
     q, k, v, mask = block_inputs(t)
     blind = t.integer(0, len(mask) - 1)
-    mask[blind] = False
-    out, lse = pair(t, block_of(student, q, k, v, mask), "block_attention")
-    want_out, want_lse = attention(q, k, v, mask)
     rows = [row for row in range(len(mask)) if row != blind]
-    t.tensor(out, "out of block_attention", shape=tuple(q.shape), dtype=DOUBLE)
+    mask[blind] = False
+    out, lse = block_of(student, t, q, k, v, mask)
+    want_out, want_lse = attention(q, k, v, mask)
+    t.tensor(out, "out of block_attention", shape=want_out.shape, dtype=want_out.dtype)
+    t.tensor(lse, "lse of block_attention", shape=want_lse.shape, dtype=want_lse.dtype)
     t.close(out[:, :, rows], want_out[:, :, rows], "out of the queries that see a key", **EXACT)
-    finite = bool(torch.isfinite(out[:, :, blind]).all())
-    t.that(
-        finite,
-        "the output of a query that sees no key is NaN: all its scores are -inf, so is its lse, and -inf - "
-        "-inf is no number",
-    )
-    finite_scores = ". A large number such as -1e9 hides no key from a query that sees none: use -inf"
+    t.that(finite(out[:, :, blind]), NAN_OUT)
+    every_key = attention(q, k, v, torch.ones_like(mask))[0][:, :, blind]
     mistakes = {
-        "the output of a query that sees no key is the mean of v" + finite_scores: v.mean(2),
-        "the output of a query that sees no key is attention to all keys" + finite_scores: (
-            attention(q, k, v, torch.ones_like(mask))[0][:, :, blind]
-        ),
+        "the output of a query that sees no key is the mean of v" + FINITE_SCORES: v.mean(2),
+        "the output of a query that sees no key is attention to all keys" + FINITE_SCORES: every_key,
     }
     wrong_if(t, out[:, :, blind], want_out[:, :, blind], mistakes, rtol=1e-5)
     t.close(out[:, :, blind], want_out[:, :, blind], "out of a query that sees no key", **EXACT)
-    t.tensor(lse, "lse of block_attention", shape=tuple(q.shape[:-1]), dtype=DOUBLE)
     t.that(bool((lse[:, :, blind] == -math.inf).all()), "lse of a query that sees no key should be -inf")
     t.close(lse[:, :, rows], want_lse[:, :, rows], "lse of the queries that see a key", **EXACT)
 
@@ -134,16 +131,9 @@ def check_block_blind(student, t):
 def check_block_large(student, t):
     "Large scores"
     q, k, v, mask = block_inputs(t, factor=4000.0)
-    out, lse = pair(t, block_of(student, q, k, v, mask), "block_attention")
-    finite = bool(torch.isfinite(out).all() and torch.isfinite(lse).all())
-    t.that(
-        finite,
-        "with scores of some 1000 an exponential overflows: subtract a number of the size of the scores "
-        "first (lse)",
-    )
-    want_out, want_lse = attention(q, k, v, mask)
-    t.close(out, want_out, "out of block_attention with large scores", **EXACT)
-    t.close(lse, want_lse, "lse of block_attention with large scores", **EXACT)
+    found = block_of(student, t, q, k, v, mask)
+    t.that(finite(*found), OVERFLOWS)
+    same_pair(t, found, attention(q, k, v, mask), "block_attention with large scores")
 
 
 # -- merge
@@ -160,10 +150,8 @@ def parts_of(t, parts: int, shift: float = 0.0) -> tuple[list[Block], Block]:
     return found, attention(q, k, v, mask)
 
 
-OUTPUTS_ADDED = "merge returns the sum of the two outputs: each has its share, exp(its lse - the common lse)"
-OUTPUTS_AVERAGED = (
-    "merge returns the mean of the two outputs: the block with the larger sum of exponentials counts more"
-)
+def weighted(shares: Tensor, outs: Tensor) -> Tensor:
+    return (shares.unsqueeze(-1) * outs).sum(0)
 
 
 @check("merge", points=2)
@@ -171,41 +159,38 @@ def check_merge(student, t):
     "Two blocks give attention to all keys"
     for _ in range(2):
         (first, second), want = parts_of(t, 2)
-        out, lse = pair(t, student.merge(*first, *second), "merge")
-        weights = torch.stack((first[1], second[1])).softmax(0).unsqueeze(-1)
-        largest = torch.maximum(first[1], second[1])
+        found = pair(t, student.merge(*first, *second), "merge")
+        outs, lses = (torch.stack(each) for each in zip(first, second))
         mistakes = {
-            OUTPUTS_ADDED: first[0] + second[0],
-            OUTPUTS_AVERAGED: (first[0] + second[0]) / 2,
-            "the shares of the two parts are exchanged": weights[1] * first[0] + weights[0] * second[0],
+            "merge returns the sum of the two outputs: each has its share, exp(its lse - the common lse)": (
+                outs.sum(0)
+            ),
+            "merge returns the mean of the two outputs: the block with the larger sum of exponentials counts "
+            "more": outs.mean(0),
+            "the shares of the two parts are exchanged": weighted(lses.softmax(0).flip(0), outs),
             "the shares of the two parts do not add up to 1: a share is exp(its lse - the common lse), not "
-            "minus the larger lse": (
-                first[0] * (first[1] - largest).exp().unsqueeze(-1)
-                + second[0] * (second[1] - largest).exp().unsqueeze(-1)
-            ),
-            "the two lse are added, so out has wrong shares: add their exponentials": (
-                first[0] * (-second[1]).exp().unsqueeze(-1) + second[0] * (-first[1]).exp().unsqueeze(-1)
+            "minus the larger lse": weighted((lses - lses.amax(0)).exp(), outs),
+            "the two lse are added, so out has wrong shares: add their exponentials": weighted(
+                (-lses.flip(0)).exp(), outs
             ),
         }
-        wrong_if(t, out, want[0], mistakes)
-        t.close(out, want[0], "out of merge", **EXACT)
-        mistakes = {
-            "the two lse are added: add their exponentials": first[1] + second[1],
-            "the lse of merge is that of one part alone: return the lse over the keys of both": second[1],
+        of_lse = {
+            "the two lse are added: add their exponentials": lses.sum(0),
+            "the lse of merge is that of one part alone: return the lse over the keys of both": lses[1],
         }
-        wrong_if(t, lse, want[1], mistakes)
-        t.close(lse, want[1], "lse of merge", **EXACT)
+        wrong_if(t, found[0], want[0], mistakes)
+        wrong_if(t, found[1], want[1], of_lse)
+        same_pair(t, found, want, "merge")
 
 
 @check("merge", points=1)
 def check_merge_many(student, t):
     "Blocks one after another, in any order"
     parts, want = parts_of(t, 4)
-    out, lse = parts[0]
+    found = parts[0]
     for part in t.shuffled(parts[1:]):
-        out, lse = pair(t, student.merge(out, lse, *part), "merge")
-    t.close(out, want[0], "out after three merges", **EXACT)
-    t.close(lse, want[1], "lse after three merges", **EXACT)
+        found = pair(t, student.merge(*found, *part), "merge")
+    same_pair(t, found, want, "three merges")
 
 
 @check("merge", points=1)
@@ -213,15 +198,13 @@ def check_merge_large(student, t):
     "Large and small scores"
     for shift in t.shuffled([1000.0, -1000.0]):
         (first, second), want = parts_of(t, 2, shift)
-        out, lse = pair(t, student.merge(*first, *second), "merge")
-        finite = bool(torch.isfinite(out).all() and torch.isfinite(lse).all())
+        found = pair(t, student.merge(*first, *second), "merge")
         message = (
             "lse of about {shift}: an exponential overflows, or all of them are 0. Form the differences of "
             "lse before exp"
         )
-        t.that(finite, message, shift=shift)
-        t.close(out, want[0], "out with lse of about {shift}", shift=shift, **EXACT)
-        t.close(lse, want[1], "lse of about {shift}", shift=shift, **EXACT)
+        t.that(finite(*found), message, shift=shift)
+        same_pair(t, found, want, "a merge with lse of about {shift}", shift=shift)
 
 
 @check("merge", points=1)
@@ -230,14 +213,13 @@ def check_merge_nothing(student, t):
     first = parts_of(t, 2)[0][0]
     empty = torch.zeros_like(first[0]), torch.full_like(first[1], -math.inf)
     for one, other in ((first, empty), (empty, first)):
-        out, lse = pair(t, student.merge(*one, *other), "merge")
-        t.close(out, first[0], "out of a part and a part without a key", **EXACT)
-        t.close(lse, first[1], "lse of a part and a part without a key", **EXACT)
-    out, lse = pair(t, student.merge(*empty, *empty), "merge")
+        found = pair(t, student.merge(*one, *other), "merge")
+        same_pair(t, found, first, "a part and a part without a key")
+    found = pair(t, student.merge(*empty, *empty), "merge")
     message = "two parts without a key give NaN: their common lse is -inf, and -inf - -inf is no number"
-    t.that(not bool(torch.isnan(out).any() or torch.isnan(lse).any()), message)
-    t.close(out, empty[0], "out of two parts without a key", **EXACT)
-    t.that(bool((lse == -math.inf).all()), "lse of two parts without a key should be -inf")
+    t.that(not any(bool(torch.isnan(each).any()) for each in found), message)
+    t.that(bool((found[1] == -math.inf).all()), "lse of two parts without a key should be -inf")
+    same_pair(t, found, empty, "two parts without a key")
 
 
 # -- visible
@@ -246,22 +228,21 @@ def check_merge_nothing(student, t):
 def right_rectangle(student, t, queries: Tensor, keys: Tensor) -> None:
     """``visible`` of these positions, where the query sees some key."""
     got = student.visible(queries, keys)
-    where = {"queries": queries.tolist(), "keys": keys.tolist()}
-    message = "visible of queries at {queries} and keys at {keys} is None, but some query sees a key"
-    t.that(got is not None, message, **where)
+    shown = {"queries": queries.tolist(), "keys": keys.tolist()}
+    of = "visible of queries at {queries} and keys at {keys} is "
+    t.that(got is not None, of + "None, but some query sees a key", **shown)
     first, last = t.items(got, 2, "visible")
     first, last = t.number(first, "the first query"), t.number(last, "the end of the keys")
     right = rectangle(queries, keys)
     assert right is not None
-    shown = where | {"first": first, "last": last}
-    where_ = "visible of queries at {queries} and keys at {keys} is ({first}, {last}): "
-    hidden = where_ + "the query at {query} sees the key at {key}, which is not among the keys :last"
+    of, shown = of + "({first}, {last}): ", shown | {"first": first, "last": last}
+    hidden = of + "the query at {query} sees the key at {key}, which is not among the keys :last"
     t.that(last >= right[1], hidden, **shown, query=int(queries[-1]), key=int(keys[right[1] - 1]))
-    hidden = where_ + "the query at {query} sees the key at {key}, and is not among the queries first:"
+    hidden = of + "the query at {query} sees the key at {key}, and is not among the queries first:"
     t.that(first <= right[0], hidden, **shown, query=int(queries[right[0]]), key=int(keys[0]))
-    large = where_ + "the first of these queries see no key, so the rectangle is too large"
+    large = of + "the first of these queries see no key, so the rectangle is too large"
     t.that(first == right[0], large, **shown)
-    large = where_ + "no query sees the last of these keys, so the rectangle is too large"
+    large = of + "no query sees the last of these keys, so the rectangle is too large"
     t.that(last == right[1], large, **shown)
 
 
@@ -323,25 +304,51 @@ UNSCALED = (
     "divided as well"
 )
 UNMASKED = "{name}: keys that the mask hides have P = 0, so the mask belongs into backward as well"
+OVERFLOW = (
+    "{name} is not finite: the exponential of the large score of a hidden key overflows, and inf · 0 is NaN. "
+    "Hide its score (-inf) before exp"
+)
+OF_BLOCK = "{name}: the probabilities are exp(S - lse) with the given lse, not this block's softmax"
+NAN = (
+    "{name} of two blocks is NaN: a query sees no key of a block, and exp(-inf - -inf) is NaN. The "
+    "probabilities are exp(S - lse) with the given lse, not the softmax of this block"
+)
+
+
+def backward_of(student, t, like: tuple[Tensor, ...], *inputs: Tensor) -> list[Tensor]:
+    """dq, dk and dv of the student's ``block_backward``, with the shapes of ``like``."""
+    got = t.items(student.block_backward(*inputs), 3, "what block_backward returns")
+    for name, mine, right in zip(NAMES, got, like):
+        t.tensor(mine, "{name} of block_backward", shape=right.shape, dtype=right.dtype, name=name)
+    return got
+
+
+def same_gradients(
+    t, found: list[Tensor], wants: list[Tensor], scale: float, what: str, others: dict[str, list[Tensor]]
+) -> None:
+    """dq, dk and dv are right; ``others`` are those of mistakes."""
+    for place, name in ((2, "dv"), (0, "dq"), (1, "dk")):
+        mistakes = {message: value[place] for message, value in others.items()}
+        if name != "dv":
+            mistakes[UNSCALED] = wants[place] * scale
+        if name != "dq":
+            mistakes[EXCHANGED] = wants[3 - place]
+        same(t, found[place], wants[place], "{name} of " + what, mistakes, name=name, **EXACT)
 
 
 @check("gradient", points=2)
 def check_gradient(student, t):
     "The gradients of all keys as one block"
     inputs, mask, wants = gradient_case(t)
-    found = t.items(student.block_backward(*inputs, mask), 3, "what block_backward returns")
-    scale = inputs[1].shape[-1] ** 0.5
     grad, q, k, v, out, lse = inputs
-    unmasked = block_gradients(*inputs, torch.ones_like(mask))
-    without_sums = block_gradients(grad, q, k, v, torch.zeros_like(out), lse, mask)
-    for place, (name, got, want, hidden, raw) in enumerate(zip(NAMES, found, wants, unmasked, without_sums)):
-        mistakes = {UNMASKED: hidden}
-        if name != "dv":
-            mistakes |= {UNSCALED: want * scale, "{name}: D is not subtracted, dS = P ⊙ (dO Vᵀ - D)": raw}
-        if name != "dq":
-            mistakes |= {EXCHANGED: wants[3 - place]}
-        wrong_if(t, got, want, mistakes, name=name)
-        t.close(got, want, "{name} of block_backward", name=name, **EXACT)
+    found = backward_of(student, t, (q, k, v), *inputs, mask)
+    others = {
+        UNMASKED: block_gradients(*inputs, torch.ones_like(mask)),
+        "{name}: D is not subtracted, dS = P ⊙ (dO Vᵀ - D)": block_gradients(
+            grad, q, k, v, torch.zeros_like(out), lse, mask
+        ),
+    }
+    same_gradients(t, found, wants, q.shape[-1] ** 0.5, "block_backward", others)
 
 
 @check("gradient", points=1)
@@ -352,15 +359,9 @@ def check_gradient_hidden(student, t):
     # no query sees the last key; its score is 2000 or more
     k[:, :, -1:] = 4000.0 * first / (first * first).sum(-1, keepdim=True)
     grad = double(t, *q.shape)
-    found = student.block_backward(grad, q, k, v, *attention(q, k, v, mask), mask)
-    found = t.items(found, 3, "what block_backward returns")
+    found = backward_of(student, t, (q, k, v), grad, q, k, v, *attention(q, k, v, mask), mask)
     for name, got, want in zip(NAMES, found, gradients(grad, q, k, v, mask)):
-        t.tensor(got, "{name} of block_backward", shape=tuple(want.shape), dtype=DOUBLE, name=name)
-        message = (
-            "{name} is not finite: the exponential of the large score of a hidden key overflows, and inf · "
-            "0 is NaN. Hide its score (-inf) before exp"
-        )
-        t.that(bool(torch.isfinite(got).all()), message, name=name)
+        t.that(finite(got), OVERFLOW, name=name)
         t.close(got, want, "{name} where a hidden key has a large score", name=name, **EXACT)
 
 
@@ -369,47 +370,25 @@ def check_gradient_blocks(student, t):
     "Two blocks with the lse of the whole row"
     (grad, q, k, v, out, lse), mask, wants = gradient_case(t)
     cut = t.integer(1, len(mask[0]) - 2)
-    blocks, unmasked, of_block, own_sums = [], [], [], []
+    blocks = []
     for keys in (slice(0, cut), slice(cut, None)):
-        part = k[:, :, keys], v[:, :, keys]
-        got = student.block_backward(grad, q, *part, out, lse, mask[:, keys])
-        got = t.items(got, 3, "what block_backward returns")
-        shapes = (tuple(tensor.shape) for tensor in (q, *part))
-        each = zip(got, NAMES, shapes)
-        blocks.append(
-            [t.tensor(g, f"{name} of a block", shape=shape, dtype=DOUBLE) for g, name, shape in each]
-        )
-        own_out, own_lse = attention(q, *part, mask[:, keys])
-        share = (own_lse - lse).exp().unsqueeze(-1)
-        unmasked.append(block_gradients(grad, q, *part, out, lse, torch.ones_like(mask[:, keys])))
-        finite = own_lse.where(own_lse > -math.inf, 0)
-        of_block.append(block_gradients(grad, q, *part, out, finite, mask[:, keys]))
-        own_sums.append(block_gradients(grad, q, *part, share * own_out, lse, mask[:, keys]))
-    scale = q.shape[-1] ** 0.5
-    for place, name in ((2, "dv"), (0, "dq"), (1, "dk")):
-        got, hidden, softmax, sums = (joined(each, place) for each in (blocks, unmasked, of_block, own_sums))
-        message = (
-            "{name} of two blocks is NaN: a query sees no key of a block, and exp(-inf - -inf) is NaN. "
-            "The probabilities are exp(S - lse) with the given lse, not the softmax of this block"
-        )
-        t.that(not bool(torch.isnan(got).any()), message, name=name)
-        of_this = "{name}: the probabilities are exp(S - lse) with the given lse, not this block's softmax"
-        mistakes = {UNMASKED: hidden, of_this: softmax}
-        if place != 2:
-            mistakes |= {
-                UNSCALED: wants[place] * scale,
-                "{name}: D is the sum of grad * out with the given out, over all keys": sums,
-            }
-        if place != 0:
-            mistakes |= {EXCHANGED: wants[3 - place]}
-        wrong_if(t, got, wants[place], mistakes, name=name)
-        t.close(got, wants[place], "{name} of two blocks", name=name, **EXACT)
-
-
-def joined(blocks: list[list[Tensor]], place: int) -> Tensor:
-    """Of the gradients of two blocks, those of all queries (0) or of all keys (1 and 2)."""
-    first, second = (block[place] for block in blocks)
-    return first + second if place == 0 else torch.cat((first, second), 2)
+        part, seen = (k[:, :, keys], v[:, :, keys]), mask[:, keys]
+        own_out, own_lse = attention(q, *part, seen)
+        share, softmax = (own_lse - lse).exp().unsqueeze(-1), own_lse.where(own_lse > -math.inf, 0)
+        got = backward_of(student, t, (q, *part), grad, q, *part, out, lse, seen)
+        unmasked = block_gradients(grad, q, *part, out, lse, torch.ones_like(seen))
+        of_block = block_gradients(grad, q, *part, out, softmax, seen)
+        blocks.append((got, unmasked, of_block, block_gradients(grad, q, *part, share * own_out, lse, seen)))
+    # dq is the sum over the blocks; dk and dv are those of one block after those of the other
+    found, *others = (
+        [one[0] + two[0], *(torch.cat(both, 2) for both in zip(one[1:], two[1:]))]
+        for one, two in zip(*blocks)
+    )
+    for name, got in zip(NAMES, found):
+        t.that(not bool(torch.isnan(got).any()), NAN, name=name)
+    sums = "{name}: D is the sum of grad * out with the given out, over all keys"
+    known = dict(zip((UNMASKED, OF_BLOCK, sums), others))
+    same_gradients(t, found, wants, q.shape[-1] ** 0.5, "two blocks", known)
 
 
 # -- zigzag
@@ -428,24 +407,19 @@ def table_of(student, t, seq: int, world: int) -> Tensor:
 @check("zigzag", points=1)
 def check_zigzag_chunks(student, t):
     "An early and a late chunk on each rank"
+    of = "zigzag({seq}, {world}): rank {rank} has {got}, "
     for world in t.shuffled([1, 2, 3, 4]):
         half = t.integer(2, 4)
         seq = 2 * half * world
-        got = table_of(student, t, seq, world)
-        for rank in range(world):
-            early = range(rank * half, (rank + 1) * half)
-            want = [*early, *range(seq - early.stop, seq - early.start)]
-            values = {"rank": rank, "world": world, "seq": seq, "got": got[rank].tolist()}
-            message = "rank {rank} has {got}: the row should be ascending"
-            t.that(sorted(want) != sorted(values["got"]) or values["got"] == want, message, **values)
-            second = range((world + rank) * half, (world + rank + 1) * half)
-            message = (
-                "zigzag({seq}, {world}): rank {rank} has {got}, the chunks r and N + r: the late one is 2N "
-                "- 1 - r, counted from the end"
-            )
-            t.that(values["got"] == want or values["got"] != [*want[:half], *second], message, **values)
-            message = "zigzag({seq}, {world}): rank {rank} has {got}, not its two chunks"
-            t.that(values["got"] == want, message, **values)
+        rows = table_of(student, t, seq, world).tolist()
+        chunks = torch.arange(seq).view(-1, half).tolist()
+        for rank, got in enumerate(rows):
+            want, of_second = chunks[rank] + chunks[-1 - rank], chunks[rank] + chunks[world + rank]
+            values = {"rank": rank, "world": world, "seq": seq, "got": got}
+            t.that(sorted(got) != want or got == want, of + "and the row should be ascending", **values)
+            message = "the chunks r and N + r: the late one is 2N - 1 - r, counted from the end"
+            t.that(got != of_second or got == want, of + message, **values)
+            t.that(got == want, of + "not its two chunks", **values)
 
 
 @check("zigzag", points=1)
@@ -483,6 +457,12 @@ def sizes(t) -> tuple[int, int, int]:
     return world, 24 * world * t.integer(1, 5), 8 * t.integer(1, 4)
 
 
+def same_number(t, got, want: float, what: str, mistakes: dict[str, float], **values: object) -> None:
+    """A number of elements is right; ``mistakes`` are what the message says after it."""
+    known = {what + " is {mine:g}: " + message: float(value) for message, value in mistakes.items()}
+    same(t, t.number(got, what), float(want), what, known, rtol=1e-9, mine=got, **values)
+
+
 @check("bytes", points=1)
 def check_ring_sent(student, t):
     "The elements of the ring"
@@ -491,19 +471,15 @@ def check_ring_sent(student, t):
         kv_heads = t.integer(1, 8)
         own = kv_heads * seq // world * size
         want = messages_of_ring(own, world)
-        got = t.number(student.ring_sent(seq, kv_heads, size, world), "ring_sent")
-        values = {"seq": seq, "kv": kv_heads, "d": size, "world": world, "mine": got}
-        where = "ring_sent({seq}, {kv}, {d}, {world}) is {mine:g}: "
-        all_of_them = 2.0 * own * (3 * world - 1)
         mistakes = {
-            where + "this is the forward alone": 2.0 * own * (world - 1),
-            where + "a block has keys and values, two tensors": want / 2,
-            where + "a block has the tokens of one rank, seq / world": float(want * world),
-            where + "dk and dv travel N times, to return to their rank": 6.0 * own * (world - 1),
-            where + "only dk and dv travel N times in backward, k and v N - 1 times": all_of_them,
+            "this is the forward alone": 2 * own * (world - 1),
+            "a block has keys and values, two tensors": want / 2,
+            "a block has the tokens of one rank, seq / world": want * world,
+            "dk and dv travel N times, to return to their rank": 6 * own * (world - 1),
+            "only dk and dv travel N times in backward, k and v N - 1 times": 2 * own * (3 * world - 1),
         }
-        wrong_if(t, got, float(want), mistakes, **values)
-        t.close(got, float(want), "ring_sent({seq}, {kv}, {d}, {world})", rtol=1e-9, **values)
+        got, what = student.ring_sent(seq, kv_heads, size, world), "ring_sent({seq}, {kv}, {d}, {world})"
+        same_number(t, got, want, what, mistakes, seq=seq, kv=kv_heads, d=size, world=world)
 
 
 @check("bytes", points=1)
@@ -515,18 +491,15 @@ def check_ulysses_sent(student, t):
         heads = kv_heads * t.integer(1, 3)
         each = seq // world * size
         want = messages_of_exchange([heads * each, kv_heads * each, kv_heads * each, heads * each], world)
-        got = t.number(student.ulysses_sent(seq, heads, kv_heads, size, world), "ulysses_sent")
-        values = {"seq": seq, "heads": heads, "kv": kv_heads, "d": size, "world": world, "mine": got}
-        where = "ulysses_sent({seq}, {heads}, {kv}, {d}, {world}) is {mine:g}: "
-        without_output = 2.0 * (heads + 2 * kv_heads) * each * (world - 1) / world
         mistakes = {
-            where + "this is the forward alone": want / 2,
-            where + "a rank keeps its part, and sends (N - 1)/N of a tensor": want * world / (world - 1),
-            where + "the output is exchanged as well": without_output,
+            "this is the forward alone": want / 2,
+            "a rank keeps its part, and sends (N - 1)/N of a tensor": want * world / (world - 1),
+            "the output is exchanged as well": 2 * (heads + 2 * kv_heads) * each * (world - 1) / world,
         }
-        wrong_if(t, got, float(want), mistakes, **values)
+        got = student.ulysses_sent(seq, heads, kv_heads, size, world)
         what = "ulysses_sent({seq}, {heads}, {kv}, {d}, {world})"
-        t.close(got, float(want), what, rtol=1e-9, **values)
+        values = {"seq": seq, "heads": heads, "kv": kv_heads, "d": size, "world": world}
+        same_number(t, got, want, what, mistakes, **values)
 
 
 @check("bytes", points=1)
@@ -535,14 +508,11 @@ def check_few_heads_sent(student, t):
     world, kv_heads = 8, t.choice([1, 2, 4])
     heads, seq, size = 8 * t.integer(1, 3), 64 * t.integer(1, 4), 8
     each = seq // world * size
-    want = messages_of_exchange([heads * each, world * each, world * each, heads * each], world)
-    got = t.number(student.ulysses_sent(seq, heads, kv_heads, size, world), "ulysses_sent")
-    without = messages_of_exchange([heads * each, kv_heads * each, kv_heads * each, heads * each], world)
-    values = {"kv": kv_heads, "world": world, "mine": got}
-    message = (
-        "ulysses_sent with {kv} heads of keys on {world} ranks is {mine:g}: each rank needs a copy of one, "
-        "so {world} of them are sent"
+    want, without = (
+        messages_of_exchange([heads * each, own * each, own * each, heads * each], world)
+        for own in (world, kv_heads)
     )
-    wrong_if(t, got, float(want), {message: float(without)}, **values)
+    got = student.ulysses_sent(seq, heads, kv_heads, size, world)
+    mistakes = {"each rank needs a copy of one, so {world} of them are sent": without}
     what = "ulysses_sent with {kv} heads of keys on {world} ranks"
-    t.close(got, float(want), what, rtol=1e-9, **values)
+    same_number(t, got, want, what, mistakes, kv=kv_heads, world=world)

@@ -29,24 +29,26 @@ def forward(student, rank, world, q, k, v, positions):
     return student.ring_forward(q, k, v, positions)
 
 
+def with_gradients(out, grad, *leaves):
+    """A result and the gradients of ``leaves``, None if the graph of the result does not begin there."""
+    if not isinstance(out, torch.Tensor) or not out.requires_grad or out.shape != grad.shape:
+        return out, None
+    out.backward(grad)
+    return out.detach(), [leaf.grad for leaf in leaves]
+
+
 @scenario
 def gradients_of(student, rank, world, q, k, v, grad, positions):
     """The output of ring attention, and the gradients of this rank's q, k and v."""
     own = [tensor.requires_grad_() for tensor in (q, k, v)]
-    out = student.ring_attention(*own, positions)
-    out.backward(grad)
-    return out.detach(), [tensor.grad for tensor in own]
+    return with_gradients(student.ring_attention(*own, positions), grad, *own)
 
 
 @scenario
 def share_of_loss(student, rank, world, logits, targets):
     """This rank's share of the loss, and the gradient of its logits."""
-    logits.requires_grad_()
-    share = student.context_loss(logits, targets)
-    if not isinstance(share, torch.Tensor) or not share.requires_grad or share.numel() != 1:
-        return share, None
-    share.backward()
-    return share.detach(), logits.grad
+    share = student.context_loss(logits.requires_grad_(), targets)
+    return with_gradients(share, torch.ones((), dtype=logits.dtype), logits)
 
 
 @scenario
@@ -71,10 +73,4 @@ def exchanged_and_returned(student, rank, world, x):
 def ulysses_step(student, rank, world, q, k, v, grad):
     """The output of the all-to-all form, and the gradients of this rank's q, k and v."""
     own = [tensor.requires_grad_() for tensor in (q, k, v)]
-    out = student.ulysses_attention(*own)
-    if not isinstance(out, torch.Tensor) or not out.requires_grad:
-        return out, None
-    if out.shape != grad.shape:
-        return out.detach(), None
-    out.backward(grad)
-    return out.detach(), [tensor.grad for tensor in own]
+    return with_gradients(student.ulysses_attention(*own), grad, *own)

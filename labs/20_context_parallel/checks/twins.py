@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.functional import vjp
 
 from dlo_lib.grading.checks.twins import twin
 from dlo_lib.models.llama import Llama, LlamaConfig
@@ -16,35 +17,35 @@ Block = tuple[Tensor, Tensor]
 """The output of attention to some keys, and the log-sum-exp of their scores."""
 
 
-def _scores(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+def scores(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+    """The scores (batch, heads, queries, keys); those that the mask hides are -inf."""
     return torch.einsum("bhqd,bhkd->bhqk", q, k).div(q.shape[-1] ** 0.5).masked_fill(~mask, -torch.inf)
 
 
 @twin
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Block:
     """Attention to the keys that the mask (queries, keys) shows; a row without a key is 0, with -inf."""
-    scores = _scores(q, k, mask)
-    return scores.softmax(-1).nan_to_num() @ v, scores.logsumexp(-1)
+    found = scores(q, k, mask)
+    return found.softmax(-1).nan_to_num() @ v, found.logsumexp(-1)
 
 
 @twin
 def gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> list[Tensor]:
     """The gradients of q, k and v, by autograd; each query sees a key."""
-    own = [tensor.detach().clone().requires_grad_() for tensor in (q, k, v)]
-    out = _scores(own[0], own[1], mask).softmax(-1) @ own[2]
-    return list(torch.autograd.grad(out, own, grad))
+    return list(vjp(lambda q, k, v: scores(q, k, mask).softmax(-1) @ v, (q, k, v), grad)[1])
 
 
 def block_gradients(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Tensor
 ) -> list[Tensor]:
     """What a block contributes to dq, dk and dv, with ``out`` and ``lse`` of the whole rows; by autograd."""
-    whole = [tensor.detach().clone().requires_grad_() for tensor in (q, k, v)]
-    scores = torch.einsum("bhqd,bhkd->bhqk", *whole[:2]) / q.shape[-1] ** 0.5
-    shares = (scores - lse.unsqueeze(-1)).exp() * mask
     inner = torch.einsum("bhqd,bhkd->bhqk", grad, v) - (grad * out).sum(-1, keepdim=True)
-    total = (shares * inner).sum() + ((shares.detach() @ whole[2]) * grad).sum()
-    return list(torch.autograd.grad(total, whole))
+
+    def total(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        shares = (scores(q, k, torch.ones_like(mask)) - lse.unsqueeze(-1)).exp() * mask
+        return (shares * inner).sum() + ((shares.detach() @ v) * grad).sum()
+
+    return list(vjp(total, (q, k, v))[1])
 
 
 def causal(positions: Tensor, others: Tensor) -> Tensor:
@@ -96,14 +97,14 @@ def wrong_blocks(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, rank: int) 
         "rank {rank} is one block too far: it waits for the next block before it computes. Compute with the "
         "block that is here, then wait"
     )
+    own_block = "rank {rank} computes with its own block in every step: the next block is what wait() returns"
     taken = {
         early: [(rank - min(step + 1, world - 1)) % world for step in range(world)],
         early + ".": [(rank - step - 1) % world for step in range(world)],
-        "rank {rank} computes with its own block in every step: the next block is what wait() returns": [rank]
-        * world,
+        own_block: [rank] * world,
     }
     believed = torch.cat([causal(row, positions[(rank - step) % world]) for step in range(world)], 1)
-    keys = {message: torch.cat([positions[owner] for owner in owners]) for message, owners in taken.items()}
+    keys = {message: positions[owners].flatten() for message, owners in taken.items()}
     return {
         message: attention(own(q, row), own(k, at), own(v, at), believed)[0] for message, at in keys.items()
     }
@@ -112,11 +113,7 @@ def wrong_blocks(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, rank: int) 
 @twin
 def context_loss(logits: Tensor, targets: Tensor) -> Block:
     """The mean loss of the tokens with a target, and the gradient of the logits (batch, seq, vocabulary)."""
-    whole = logits.detach().clone().requires_grad_()
-    valid = targets != -100
-    losses = -whole.log_softmax(-1).gather(-1, targets.where(valid, 0).unsqueeze(-1)).squeeze(-1)
-    loss = (losses * valid).sum() / valid.sum()
-    return loss.detach(), torch.autograd.grad(loss, whole)[0]
+    return vjp(lambda whole: F.cross_entropy(whole.flatten(0, 1), targets.flatten()), logits)
 
 
 @twin
