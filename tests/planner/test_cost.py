@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.planner_fit import fit, leave_one_out
-from benchmarks.planner_published import errors, published, published_sweeps
+from benchmarks.planner_published import PublishedRun, errors, published, published_sweeps
 from dlo_lib.base.errors import UserError
 from dlo_lib.hardware import GpuNodes, gpu, gpus, link
 from dlo_lib.models import LlamaConfig
@@ -18,7 +18,7 @@ from dlo_lib.planner import LIBRARY, MEGATRON, ModelSizes, Plans, library_stack,
 from dlo_lib.planner.calibration import H100_TOKENS, anchored_by
 from dlo_lib.planner.cost import StepParts
 from dlo_lib.planner.plans import Checkpointing
-from dlo_lib.planner.stack import BOUNDS, CONSTANTS
+from dlo_lib.planner.stack import BOUNDS, CONSTANTS, Stack
 from tests.planner.kernel_bytes import kernel_bytes
 
 A100 = GpuNodes(gpu("a100-80"), 8, link("hdr"), 8)
@@ -51,13 +51,17 @@ def test_runs_of_the_same_stack_that_no_constant_has_seen_are_within_two_points(
     assert found.max() <= 2.0
 
 
+def anchored_on(run: PublishedRun) -> Stack:
+    """The stack of this library and of what is known of the run, with its measured time as anchor."""
+    stack = replace(LIBRARY, **run.software)
+    return anchored_by(stack, run.sizes, run.plans, run.seq, run.nodes, run.seconds)
+
+
 def test_the_errors_on_other_software_are_within_the_targets():
     """Cold on torchtitan, with its first run as anchor, and with our run on an H100 as anchor on H100s."""
     titan, hopper = published("torchtitan-a100"), published("torchtitan-h100")
-    first = titan[0]
-    stack = replace(LIBRARY, **first.software)
-    own = anchored_by(stack, first.sizes, first.plans, first.seq, first.nodes, first.seconds)
-    assert first.error(own) == pytest.approx(0, abs=1e-3)
+    own = anchored_on(titan[0])
+    assert titan[0].error(own) == pytest.approx(0, abs=1e-3)
     for found in (
         errors(titan, LIBRARY),
         errors(titan[1:], own),
@@ -66,6 +70,16 @@ def test_the_errors_on_other_software_are_within_the_targets():
     ):
         assert np.abs(found).mean() <= 4.5
         assert np.abs(found).max() <= 6.0
+
+
+def test_the_interval_of_an_anchored_stack_holds_90_percent_of_the_published_runs():
+    titan, hopper = published("torchtitan-a100"), published("torchtitan-h100")
+    own, ours = anchored_on(titan[0]), library_stack(hopper[0].nodes)
+    times = [(run.seconds, run.predicted(own)) for run in titan[1:]]
+    times += [(run.seconds, run.predicted(ours)) for run in hopper]
+    inside = [abs(measured / predicted - 1) <= own.spread for measured, predicted in times]
+    assert own.spread == ours.spread < LIBRARY.spread
+    assert 0.9 <= np.mean(inside) < 1, "a wider interval than needed says less"
 
 
 def test_the_throughput_of_a_published_run_gives_its_published_mfu():
