@@ -6,6 +6,7 @@ operator, so that results differ from those of eager code by rounding only.
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from dataclasses import replace
 from importlib import import_module
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 
+from dlo_lib import kernels
 from dlo_lib.base.errors import UserError
 from dlo_lib.kernels import (
     FlashAttention,
@@ -31,6 +33,7 @@ from dlo_lib.kernels import (
     using,
     vector_add,
 )
+from dlo_lib.kernels.cases import CASES as REPORTED
 from dlo_lib.kernels.library import LIBRARY
 from dlo_lib.models import Llama, LlamaConfig
 from dlo_lib.parallel.compile import compile_blocks
@@ -117,6 +120,14 @@ def inputs_of(name, dtype=torch.float64):
         torch.tensor(shape) if isinstance(shape, list) else random(*shape, dtype=dtype, seed=seed)
         for seed, shape in enumerate(CASES[name][1])
     ]
+
+
+def test_every_operation_is_in_the_report_and_compiled_here():
+    """AdamW is the step of an optimiser, without a backward; ``fuse`` and ``using`` are no operations."""
+    functions = {name for name in kernels.__all__ if inspect.isfunction(getattr(kernels, name))}
+    operations = functions - {"adamw_update", "fuse", "using"}
+    assert {name.partition(",")[0] for name in REPORTED} - {"adamw"} == operations
+    assert CASES.keys() == operations
 
 
 @pytest.mark.parametrize("name", CASES)
