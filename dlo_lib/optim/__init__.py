@@ -19,8 +19,8 @@ Optimisers:
 - ``schedule_free``: AdamW with an average in place of a schedule
 - ``flat_moments``: Adam's averages as one tensor, for optimisers that send them in one bit
 - ``one_bit_adam``: Adam that sends its momentum in one bit
-- ``one_bit_lamb``: LAMB that does so
-- ``zero_one_adam``: Adam that sends one bit, and later mostly nothing
+- ``one_bit_lamb``: LAMB that sends its momentum in one bit
+- ``zero_one_adam``: Adam whose steps send one bit of each element, and later mostly nothing
 
 The learning rate:
 
