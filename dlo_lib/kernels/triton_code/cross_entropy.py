@@ -19,20 +19,59 @@ from dlo_lib.kernels.triton_code.tuning import planned, tuned
 
 
 @triton.jit
+def target_of(logits_ptr, targets_ptr, row, columns):
+    """Return the target of a row, and its logit. A wrong target makes the loss NaN, because an error cannot
+    be raised here."""
+    target = tl.load(targets_ptr + row)
+    in_range = (target >= 0) & (target < columns)
+    logit = tl.load(logits_ptr + row * columns + target, mask=in_range, other=float("nan"))
+    return target, logit.to(tl.float32)
+
+
+@triton.jit
+def scan(
+    at, offsets, length, largest, total, sums, SMOOTHED: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr, POLICY: tl.constexpr,
+):  # fmt: skip
+    """Add ``length`` logits to the maximum and the sum of exponentials of each lane (LANES,), and to the sums
+    of the logits (LANES, VECTOR). The first tile is at ``at``, and the cache treats it by POLICY. Each lane
+    has its own maximum, so that the threads do not wait for each other in the loop."""
+    whole = length // BLOCK * BLOCK
+    for block in tl.range(0, whole, BLOCK, num_stages=STAGES):
+        x = tl.load(at + block, eviction_policy=POLICY).to(tl.float32)
+        largest, total = grow(largest, total, x)
+        if SMOOTHED:
+            sums += x
+    if whole < length:
+        mask = whole + offsets < length
+        x = tl.load(at + whole, mask=mask, other=float("-inf")).to(tl.float32)
+        largest, total = grow(largest, total, x)
+        if SMOOTHED:
+            sums += tl.where(mask, x, 0.0)
+    return largest, total, sums
+
+
+@triton.jit
+def loss_of(largest, total, sums, x_target, columns, smoothing, z_loss, SMOOTHED: tl.constexpr):
+    """Return the loss and the lse of a row from what ``scan`` returns."""
+    maximum, total_of_row = combine(largest, total)
+    lse = maximum + tl.log(total_of_row)
+    loss = lse - (1.0 - smoothing) * x_target + z_loss * lse * lse
+    if SMOOTHED:
+        loss -= smoothing * tl.sum(tl.sum(sums, 1), 0) / columns
+    return loss, lse
+
+
+@triton.jit
 def _losses_kernel(
     logits_ptr, targets_ptr, losses_ptr, lse_ptr, columns, ignored, smoothing, z_loss,
     SMOOTHED: tl.constexpr, ODD: tl.constexpr, LANES: tl.constexpr, VECTOR: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    target = tl.load(targets_ptr + row)
-    in_range = (target >= 0) & (target < columns)
-    # A wrong target makes the loss NaN, because an error cannot be raised here.
-    x_target = tl.load(logits_ptr + row * columns + target, mask=in_range, other=float("nan")).to(tl.float32)
+    target, x_target = target_of(logits_ptr, targets_ptr, row, columns)
     BLOCK: tl.constexpr = LANES * VECTOR
     offsets = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
-    # Each lane keeps the maximum and the sum of its elements, so that the threads do not wait for each other
-    # in the loop.
     largest = tl.full((LANES,), float("-inf"), tl.float32)
     total = tl.zeros((LANES,), tl.float32)
     sums = tl.zeros((LANES, VECTOR), tl.float32)
@@ -47,23 +86,8 @@ def _losses_kernel(
         length = (start + columns - aligned).to(tl.int32) - BLOCK
         start = aligned + BLOCK
     at = logits_ptr + start + offsets
-    whole = length // BLOCK * BLOCK
-    for block in tl.range(0, whole, BLOCK, num_stages=STAGES):
-        x = tl.load(at + block).to(tl.float32)
-        largest, total = grow(largest, total, x)
-        if SMOOTHED:
-            sums += x
-    if whole < length:
-        mask = whole + offsets < length
-        x = tl.load(at + whole, mask=mask, other=float("-inf")).to(tl.float32)
-        largest, total = grow(largest, total, x)
-        if SMOOTHED:
-            sums += tl.where(mask, x, 0.0)
-    maximum, total_of_row = combine(largest, total)
-    lse = maximum + tl.log(total_of_row)
-    loss = lse - (1.0 - smoothing) * x_target + z_loss * lse * lse
-    if SMOOTHED:
-        loss -= smoothing * tl.sum(tl.sum(sums, 1), 0) / columns
+    largest, total, sums = scan(at, offsets, length, largest, total, sums, SMOOTHED, BLOCK, STAGES, "")
+    loss, lse = loss_of(largest, total, sums, x_target, columns, smoothing, z_loss, SMOOTHED)
     tl.store(losses_ptr + row, tl.where(target == ignored, 0.0, loss))
     tl.store(lse_ptr + row, lse)
 

@@ -8,8 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from dlo_lib.kernels.cross_entropy_terms import CrossEntropyTerms
+from dlo_lib.kernels.triton_code.cross_entropy import loss_of, scan, target_of
 from dlo_lib.kernels.triton_code.launch import cdiv, launch
-from dlo_lib.kernels.triton_code.rows import combine, grow, vector_of
+from dlo_lib.kernels.triton_code.rows import vector_of
 from dlo_lib.kernels.triton_code.tuning import tuned
 
 BLOCK_OF_TOTAL = 2048
@@ -30,36 +31,21 @@ def _loss_and_gradient_kernel(
 ):  # fmt: skip
     # A program reads its row twice. The second time it is in the L2 cache, if few programs run at once.
     row = tl.program_id(0).to(tl.int64)
-    target = tl.load(targets_ptr + row)
-    in_range = (target >= 0) & (target < columns)
-    # A wrong target makes the loss NaN, because an error cannot be raised here.
-    x_target = tl.load(logits_ptr + row * columns + target, mask=in_range, other=float("nan")).to(tl.float32)
+    target, x_target = target_of(logits_ptr, targets_ptr, row, columns)
     BLOCK: tl.constexpr = LANES * VECTOR
     offsets = tl.arange(0, LANES)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
     at = logits_ptr + row * columns + offsets
     largest = tl.full((LANES,), float("-inf"), tl.float32)
     total = tl.zeros((LANES,), tl.float32)
     sums = tl.zeros((LANES, VECTOR), tl.float32)
-    whole = columns // BLOCK * BLOCK
-    for block in tl.range(0, whole, BLOCK, num_stages=STAGES):
-        x = tl.load(at + block, eviction_policy="evict_last").to(tl.float32)
-        largest, total = grow(largest, total, x)
-        if SMOOTHED:
-            sums += x
-    if whole < columns:
-        mask = whole + offsets < columns
-        x = tl.load(at + whole, mask=mask, other=float("-inf")).to(tl.float32)
-        largest, total = grow(largest, total, x)
-        if SMOOTHED:
-            sums += tl.where(mask, x, 0.0)
-    maximum, total_of_row = combine(largest, total)
-    lse = maximum + tl.log(total_of_row)
-    loss = lse - (1.0 - smoothing) * x_target + z_loss * lse * lse
-    if SMOOTHED:
-        loss -= smoothing * tl.sum(tl.sum(sums, 1), 0) / columns
+    largest, total, sums = scan(
+        at, offsets, columns, largest, total, sums, SMOOTHED, BLOCK, STAGES, "evict_last"
+    )
+    loss, lse = loss_of(largest, total, sums, x_target, columns, smoothing, z_loss, SMOOTHED)
     ignore = target == ignored
     tl.store(losses_ptr + row, tl.where(ignore, 0.0, loss))
     factor, uniform, of_target = 1.0 + 2.0 * z_loss * lse, smoothing / columns, 1.0 - smoothing
+    whole = columns // BLOCK * BLOCK
     # No thread overwrites a logit that another one has not read.
     tl.debug_barrier()
     if whole < columns:
