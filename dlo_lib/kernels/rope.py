@@ -6,6 +6,12 @@ position:
 The backward is the rotation by the opposite angle, so that it needs the angles only. Written with a
 concatenation of halves, the forward writes four temporary tensors of the size of x.
 
+Inside autocast, queries and keys have 16 bits and the angles are fp32, because the embedding is fp32.
+PyTorch's operators, and so ``models.llama`` and transformers, then compute in fp32 and return fp32, which
+attention rounds. This operation computes in fp32 too, and rounds its result itself: attention receives the
+same values, through half of the memory. A product in 16 bits would also round the angles, and its error would
+be 1.5 times as large.
+
 Paper: RoFormer (arXiv:2104.09864).
 """
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from dlo_lib.base.errors import UserError
-from dlo_lib.kernels import rope, swiglu, using
+from dlo_lib.kernels import KernelBackend, rope, swiglu, using
 from dlo_lib.models.llama import apply_rope
 from tests.kernels.parity import BACKENDS, check, dtypes_of, random, strided
 
@@ -41,6 +41,27 @@ def test_rope_of_each_number_of_heads_and_positions(backend):
                 lambda x: apply_rope(x, cos.double(), sin.double()),  # noqa: B023
                 [x], backend,
             )  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rope_inside_autocast_rounds_once(backend):
+    """Angles in fp32 rotate 16-bit heads: attention receives what it receives from PyTorch's operators."""
+    cos, sin = angles(17, 64, torch.float32)
+    # Triton's interpreter cuts the digits that bf16 does not have. A GPU rounds.
+    cuts = backend is KernelBackend.TRITON and not torch.cuda.is_available()
+    for dtype in (torch.float16,) if cuts else (torch.bfloat16, torch.float16):
+        x = random(2, 3, 17, 64, dtype=dtype)
+        with using(backend):
+            ours = rope(x, cos, sin)
+        wide = apply_rope(x, cos, sin)
+        assert (ours.dtype, wide.dtype) == (dtype, torch.float32)
+        differing = (ours != wide.to(dtype)).float().mean()
+        assert differing < 1e-3, "the order of the sums may change the last bit of an element"
+        exact = apply_rope(x.double(), cos.double(), sin.double())
+        narrow = apply_rope(x, cos.to(dtype), sin.to(dtype))
+        errors = [(found.double() - exact).norm() for found in (ours, wide.to(dtype), narrow)]
+        assert errors[0] == pytest.approx(errors[1].item(), rel=1e-2)
+        assert errors[2] > 1.3 * errors[0], "angles of 16 bits add their rounding"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
