@@ -18,12 +18,13 @@ from dlo_lib.grading.checks.schedules import (
     read_table,
 )
 from dlo_lib.labkit import UserError
-from dlo_lib.labkit.compare import near, same, wrong_if
+from dlo_lib.labkit.compare import double, near, same, wrong_if
+from dlo_lib.labkit.memory import MIB, holds_at_most
 from dlo_lib.parallel.pipeline.simulate import Costs, simulate
 from dlo_lib.parallel.pipeline.table import Schedule, in_a_loop
 
 from . import twins
-from .cases import delayed_case, split_case, stage_case, table_cases
+from .cases import table_cases
 from .scenarios import delayed_run, long_row, split_layer, through_stages, tokens_to_loss
 from .twins import IGNORED
 
@@ -32,8 +33,7 @@ from .twins import IGNORED
 
 def batch_of(t, sizes: list[int]) -> tuple[list[Tensor], list[Tensor]]:
     """Draw logits and targets of micro-batches."""
-    logits = [t.normal(size, 5, dtype=torch.float64) for size in sizes]
-    return logits, [t.integers(0, 4, size) for size in sizes]
+    return [double(t, size, 5) for size in sizes], [t.integers(0, 4, size) for size in sizes]
 
 
 def parts(student, t, outputs: list[Tensor], targets: list[Tensor]) -> list[float]:
@@ -63,14 +63,12 @@ def check_weight_of_a_sample(student, t):
     outputs, targets = batch_of(t, sizes)
     got = parts(student, t, outputs, targets)
     weights = [part / twins.summed(*pair) for part, pair in zip(got, zip(outputs, targets))]
-    t.that(
-        bool(abs(weights[0] - weights[-1]) < 1e-6 * abs(weights[0])),
+    ratio = weights[-1] / weights[0] if weights[0] else float("inf")
+    message = (
         "a sample of the micro-batch of {small} has {ratio:.2f} times the weight of one of the micro-batch "
-        "of {large}: the mean of means is not the mean",
-        small=sizes[-1],
-        large=sizes[0],
-        ratio=weights[-1] / weights[0] if weights[0] else float("inf"),
+        "of {large}: the mean of means is not the mean"
     )
+    t.that(abs(ratio - 1) < 1e-6, message, small=sizes[-1], large=sizes[0], ratio=ratio)
 
 
 @check("loss", points=1)
@@ -78,9 +76,8 @@ def check_padding(student, t):
     "Targets of -100 are not counted"
     outputs, targets = batch_of(t, [t.integer(6, 9)])
     targets[0][: t.integer(2, 4)] = IGNORED
-    total = sum(twins.summed(output, target) for output, target in zip(outputs, targets))
-    valid, every = sum(int((target != IGNORED).sum()) for target in targets), sum(map(len, targets))
-    got = sum(parts(student, t, outputs, targets))
+    total, valid = twins.summed(outputs[0], targets[0]), int((targets[0] != IGNORED).sum())
+    every, (got,) = len(targets[0]), parts(student, t, outputs, targets)
     message = "{padded} of {every} targets are -100: divide by the number of those that are not"
     wrong_if(t, got, total / valid, {message: total / every}, padded=every - valid, every=every)
     message = "with padding the parts add up to {got:g} instead of {want:g}"
@@ -89,48 +86,52 @@ def check_padding(student, t):
 
 # -- 2 · one stage
 
+ONE = [("F", 0), ("B", 0)]
 
-def through(student, t, order: list[tuple[str, int]]) -> tuple[dict, dict, dict]:
-    """Return the case, the student's results and those of one graph."""
-    case = stage_case(t, order)
-    got = student.ranks(through_stages, [case]).results[0]
+
+def through(student, t, order: list[tuple[str, int]] = ONE) -> tuple[dict, dict, dict]:
+    """Return the case, the student's results and those of one graph; the outputs are right."""
+    widths = [t.integer(3, 7) for _ in range(3)]
+    sizes = [t.integer(1, 5) for _ in range(1 + max(i for _, i in order))]
+    case = {
+        "weights": [double(t, widths[1], widths[0]), double(t, widths[2], widths[1])],
+        "inputs": [double(t, size, widths[0]) for size in sizes],
+        "grads": [double(t, size, widths[2]) for size in sizes],
+    }
+    got, want = student.run(through_stages, order=order, **case), twins.one_graph(**case)
     message = (
         "stage_backward of the second stage returns None: only a leaf that requires a gradient gets .grad, "
         "so make x such a leaf in stage_forward"
     )
     t.that(got["lost"] is False, message)
-    return case, got, twins.one_graph(case["weights"], case["inputs"], case["grads"])
+    same(t, got["outputs"], want["outputs"], "output {i} of the second stage", atol=1e-10)
+    return case, got, want
 
 
 @check("stage", points=1, seconds=20)
 def check_stage_gradients(student, t):
     "The gradients of two successive stages are those of the whole model"
-    _, got, want = through(student, t, [("F", 0), ("B", 0)])
-    t.close(got["outputs"][0], want["outputs"][0], "the output of the second stage", atol=1e-10)
+    _, got, want = through(student, t)
     same(t, got["weights"], want["weights"], "the gradient of the weights of stage {i}", atol=1e-10)
     what = "what stage_backward returns, the gradient of the input"
-    t.close(got["inputs"][0], want["inputs"][0], what, atol=1e-10)
+    same(t, got["inputs"], want["inputs"], what, atol=1e-10)
 
 
 @check("stage", points=1, seconds=20)
 def check_input_unchanged(student, t):
     "The argument x is not changed"
-    _, got, want = through(student, t, [("F", 0), ("B", 0)])
-    t.close(got["outputs"][0], want["outputs"][0], "the output", atol=1e-10)
     message = (
         "stage_forward has changed its argument x: requires_grad_() works in place. The tensor belongs to "
         "the caller, so make the leaf from x.detach()"
     )
-    t.that(got["changed"] is False, message)
+    t.that(through(student, t)[1]["changed"] is False, message)
 
 
 @check("stage", points=1, seconds=20)
 def check_output_without_graph(student, t):
     "The output that is sent has no graph"
-    _, got, want = through(student, t, [("F", 0), ("B", 0)])
-    t.close(got["outputs"][0], want["outputs"][0], "the output", atol=1e-10)
     message = "the output of stage_forward still has its graph: the next rank gets numbers only, so detach()"
-    t.that(got["attached"] is False, message)
+    t.that(through(student, t)[1]["attached"] is False, message)
 
 
 @check("stage", points=1, seconds=20)
@@ -138,11 +139,9 @@ def check_micro_batches_apart(student, t):
     "With several micro-batches in flight, their gradients add up"
     case, got, want = through(student, t, [("F", 0), ("F", 1), ("B", 0), ("F", 2), ("B", 1), ("B", 2)])
     last = twins.one_graph(case["weights"], case["inputs"][-1:], case["grads"][-1:])
-    for i, (mine, right, alone) in enumerate(zip(got["weights"], want["weights"], last["weights"])):
-        message = "stage {i} has only the gradient of the last micro-batch: add to .grad, do not replace it"
-        t.that(not near([mine], [alone]), message, i=i)
-        what = "with 2 micro-batches in flight, the gradient of the weights of stage {i}"
-        t.close(mine, right, what, i=i, atol=1e-10)
+    message = "stage {i} has only the gradient of the last micro-batch: add to .grad, do not replace it"
+    what = "with 2 micro-batches in flight, the gradient of the weights of stage {i}"
+    same(t, got["weights"], want["weights"], what, {message: last["weights"]}, atol=1e-10)
 
 
 @check("stage", points=1, seconds=30)
@@ -153,35 +152,29 @@ def check_stage_memory(student, t):
     run = student.ranks(long_row, [{"weight": weight, "inputs": inputs}])
     want = float(sum(torch.tanh(x @ weight.T).sum() for x in inputs))
     t.close(run.results[0], want, "the sum of all outputs", rtol=1e-3, atol=1.0)
-    unit, held = 4 * size * width, run.memory(0, "after a turn")
-    t.that(
-        held <= (micro_batches + 11) * unit,
-        "{held} MB are held; a micro-batch has {unit} MB, the inputs have {inputs} MB, and at most two "
-        "micro-batches are in flight. Take out of `kept` what backward has used",
-        held=held // 2**20,
-        unit=unit // 2**20,
-        inputs=micro_batches * unit // 2**20,
+    message = (
+        "{held:.0f} MB are held; a micro-batch has {each} MB, the inputs have {inputs} MB, and at most two "
+        "micro-batches are in flight. Take out of `kept` what backward has used"
     )
+    unit = 4 * size * width
+    shown = {"each": unit // MIB, "inputs": micro_batches * unit // MIB}
+    holds_at_most(t, run, "after a turn", (micro_batches + 11) * unit, message, **shown)
 
 
 @check("stage", points=1, seconds=20)
 def check_first_and_last(student, t):
     "The first stage takes tokens, the last one applies the loss"
     tokens, width, size = t.integer(5, 9), t.integer(3, 6), t.integer(2, 5)
-    case = {
-        "table": t.normal(tokens, width, dtype=torch.float64),
-        "ids": t.integers(0, tokens - 1, size),
-        "targets": t.integers(0, width - 1, size),
-    }
-    got, want = student.ranks(tokens_to_loss, [case]).results[0], twins.whole_ends(**case)
-    t.that(
-        got["refused"] is False,
-        "stage_forward asks for the gradient of tokens. They are integers, which have none: "
-        "only a floating-point x becomes a leaf that requires a gradient",
+    ids, targets = t.integers(0, tokens - 1, size), t.integers(0, width - 1, size)
+    case = {"table": double(t, tokens, width), "ids": ids, "targets": targets}
+    got, (loss, grad) = student.run(tokens_to_loss, **case), twins.whole_ends(**case)
+    message = (
+        "stage_forward asks for the gradient of tokens. They are integers, which have none: only a "
+        "floating-point x becomes a leaf that requires a gradient"
     )
-    t.tensor(got["loss"], "what stage_forward returns with a loss: loss(output)", shape=())
-    t.close(got["loss"], want[0], "what stage_forward returns with a loss, loss(output)", atol=1e-10)
-    t.close(got["grad"], want[1], "the gradient of the embedding, from tokens to loss", atol=1e-10)
+    t.that(got is not None, message)
+    t.close(got[0], loss, "what stage_forward returns with a loss, loss(output)", atol=1e-10)
+    t.close(got[1], grad, "the gradient of the embedding, from tokens to loss", atol=1e-10)
 
 
 # -- 3 · the table
@@ -235,9 +228,13 @@ def check_no_more_bubble(student, t):
 
 
 def split_run(student, t, micro_batches: int) -> tuple[dict, tuple[list[Tensor], Tensor, Tensor]]:
-    """Return the student's results, and those of autograd."""
-    case = split_case(t, micro_batches)
-    return student.ranks(split_layer, [case]).results[0], twins.whole_layer(**case)
+    """Return the student's results for a linear layer and micro-batches of (batch, seq, features), and those
+    of autograd."""
+    inside, outside, seq = t.integer(3, 7), t.integer(3, 7), t.integer(2, 4)
+    sizes = [t.integer(1, 3) for _ in range(micro_batches)]
+    xs, grads = ([double(t, size, seq, width) for size in sizes] for width in (inside, outside))
+    case = {"xs": xs, "grads": grads, "weight": double(t, outside, inside), "bias": double(t, outside)}
+    return student.run(split_layer, **case), twins.whole_layer(**case)
 
 
 @check("split", points=1, seconds=20)
@@ -245,7 +242,7 @@ def check_input_part(student, t):
     "The gradient of the input is returned at once"
     result, (inputs, _, _) = split_run(student, t, 1)
     what = "what linear_backward returns, the gradient of the input"
-    t.close(result["inputs"][0], inputs[0], what, atol=1e-10)
+    same(t, result["inputs"], inputs, what, atol=1e-10)
 
 
 @check("split", points=1, seconds=20)
@@ -274,7 +271,7 @@ def check_weight_parts_add_up(student, t):
         "after the weight parts of 3 micro-batches, weight.grad is not the sum of theirs: add to .grad, do "
         "not replace it"
     )
-    t.that(near([result["weight"]], [weight]), message)
+    t.that(near(result["weight"], weight), message)
 
 
 # -- 10 · partition
@@ -312,17 +309,13 @@ def check_balanced(student, t):
         costs = [float(cost) for cost in t.integers(1, 9, t.integer(8, 10)).tolist()]
         costs[0], costs[-1] = 0.0, float(t.integer(10, 20))  # an embedding without FLOPs, and a costly head
         starts = is_cut(student, t, costs, stages)
-        got, want = twins.slowest(costs, starts), twins.least_slowest(costs, stages)
-        t.that(
-            bool(got <= want + 1e-9),
+        got, want = twins.slowest(costs, starts), twins.least_by_bisection(costs, stages)
+        message = (
             "{stages} stages of {costs} that begin at {starts}: the slowest costs {got:g}, but {want:g} is "
-            "possible. Equal numbers of pieces are not equal costs",
-            stages=stages,
-            costs=[int(cost) for cost in costs],
-            starts=starts,
-            got=got,
-            want=want,
+            "possible. Equal numbers of pieces are not equal costs"
         )
+        values = {"stages": stages, "costs": [int(cost) for cost in costs], "starts": starts}
+        t.that(bool(got <= want + 1e-9), message, **values, got=got, want=want)
 
 
 @check("partition", points=2, seconds=5)
@@ -344,20 +337,18 @@ def check_measured_costs(student, t):
 # -- 11 · delayed gradients
 
 
-def trained(student, t, case: dict) -> list[Tensor]:
-    got = t.items(student.ranks(delayed_run, [case]).results[0], len(case["delays"]), "delayed_training(...)")
-    for stage, weight in enumerate(got):
-        what = "weights {stage} of delayed_training(...)"
-        t.tensor(weight, what, stage=stage, shape=(3,), dtype=torch.float64)
-    return got
+def delayed_case(t, delays: list[int], steps: int) -> dict:
+    """Draw a training of small weights, with these delays."""
+    weights, goals = ([double(t, 3) for _ in range(count)] for count in (len(delays), steps))
+    return {"weights": weights, "goals": goals, "lr": t.uniform(0.1, 0.3), "delays": delays, "steps": steps}
 
 
 @check("delayed", points=1, seconds=20)
 def check_no_delay(student, t):
     "Without delay the training is plain gradient descent"
     case = delayed_case(t, [0, 0], t.integer(4, 8))
-    what = "with no delay, weights {i} after {steps} steps"
-    same(t, trained(student, t, case), twins.delayed_twin(**case), what, steps=case["steps"], atol=1e-10)
+    got, want = student.run(delayed_run, **case), twins.delayed_twin(**case)
+    same(t, got, want, "with no delay, weights {i} after {steps} steps", steps=case["steps"], atol=1e-10)
 
 
 @check("delayed", points=2, seconds=20)
@@ -368,18 +359,17 @@ def check_delay(student, t):
         -1: "those of gradients at one version too new",
         1: "those of gradients at one version too old",
     }
+    from_old = (
+        "with delays {delays} your step starts from the old weights: the gradient is one of old weights, "
+        "but the newest are updated"
+    )
     for delays in ([3, 2, 1, 0], [1, 1, 1], [t.integer(2, 4), 0]):
         case = delayed_case(t, delays, 5 + t.integer(2, 5))
-        got = trained(student, t, case)
-        known = {}
+        want, known = twins.delayed_twin(**case), {from_old: twins.delayed_twin(**case, from_old=True)}
         for by, words in mistakes.items():
             wrong = {**case, "delays": [max(0, delay + by) if by else 0 for delay in delays]}
             known["with delays {delays} your weights are " + words] = twins.delayed_twin(**wrong)
-        from_old = (
-            "with delays {delays} your step starts from the old weights: the gradient is one of old weights, "
-            "but the newest are updated"
-        )
-        want, known[from_old] = twins.delayed_twin(**case), twins.delayed_twin(**case, from_old=True)
+        got = student.run(delayed_run, **case)
         wrong_if(t, got, want, known, rtol=1e-9, delays=delays)
         what = "with delays {delays}, weights {i} (before step `delay` there is only version 0)"
         same(t, got, want, what, delays=delays, atol=1e-10)

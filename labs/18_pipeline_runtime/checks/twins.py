@@ -1,13 +1,12 @@
-"""The results that the checks compare with: the best of all cuts, autograd on the whole model, delayed
+"""The results that the checks compare with: the best cut, autograd on the whole model, delayed
 training."""
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.functional import vjp
 
 from dlo_lib.grading.checks.twins import twin
 
@@ -20,14 +19,6 @@ Stages = list[list[tuple[Tensor, Tensor]]]  # for each stage, weight and bias of
 def slowest(costs: list[float], starts: list[int]) -> float:
     """Return the cost of the most costly stage."""
     return max(sum(costs[start:end]) for start, end in zip(starts, [*starts[1:], len(costs)]))
-
-
-@twin
-def least_slowest(costs: list[float], stages: int) -> float:
-    """Return the least cost of the slowest stage, by trying every cut."""
-    return min(
-        slowest(costs, [0, *inner]) for inner in itertools.combinations(range(1, len(costs)), stages - 1)
-    )
 
 
 def summed(output: Tensor, target: Tensor) -> float:
@@ -54,25 +45,21 @@ def least_by_bisection(costs: list[float], stages: int) -> float:
 @twin
 def whole_ends(table: Tensor, ids: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean loss of the rows of ``table`` at ``ids``, and the gradient of the table."""
-    own = table.clone().requires_grad_()
-    loss = F.cross_entropy(torch.tanh(own[ids]), targets)
-    return loss.detach(), torch.autograd.grad(loss, own)[0]
+    return vjp(lambda own: F.cross_entropy(torch.tanh(own[ids]), targets), table)
 
 
 @twin
 def one_graph(weights: list[Tensor], inputs: list[Tensor], grads: list[Tensor]) -> dict[str, list[Tensor]]:
     """Return outputs, and gradients of inputs and weights, of stages tanh(x Wᵀ) in one graph."""
-    weights = [weight.clone().requires_grad_() for weight in weights]
-    inputs = [x.clone().requires_grad_() for x in inputs]
-    outputs = list(inputs)
-    for weight in weights:
-        outputs = [torch.tanh(y @ weight.T) for y in outputs]
-    found = list(torch.autograd.grad(outputs, [*inputs, *weights], grads))
-    return {
-        "outputs": [output.detach() for output in outputs],
-        "inputs": found[: len(inputs)],
-        "weights": found[len(inputs) :],
-    }
+
+    def through(*leaves: Tensor) -> tuple[Tensor, ...]:
+        outputs = leaves[len(weights) :]
+        for weight in leaves[: len(weights)]:
+            outputs = tuple(torch.tanh(y @ weight.T) for y in outputs)
+        return outputs
+
+    outputs, found = vjp(through, (*weights, *inputs), tuple(grads))
+    return {"outputs": [*outputs], "inputs": [*found[len(weights) :]], "weights": [*found[: len(weights)]]}
 
 
 @twin
@@ -119,12 +106,12 @@ def whole_layer(
     xs: list[Tensor], grads: list[Tensor], weight: Tensor, bias: Tensor
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     """Return the gradients of the inputs, the weight and the bias of a linear layer, by autograd."""
-    weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
-    xs = [x.clone().requires_grad_() for x in xs]
-    *inputs, weight_grad, bias_grad = torch.autograd.grad(
-        [F.linear(x, weight, bias) for x in xs], [*xs, weight, bias], grads
-    )
-    return inputs, weight_grad, bias_grad
+
+    def layer(weight: Tensor, bias: Tensor, *xs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(F.linear(x, weight, bias) for x in xs)
+
+    _, (of_weight, of_bias, *inputs) = vjp(layer, (weight, bias, *xs), tuple(grads))
+    return inputs, of_weight, of_bias
 
 
 # -- delayed gradients
@@ -166,11 +153,8 @@ def asynchronous_twin(
         for tensors in used:
             for weight, bias in zip(tensors[::2], tensors[1::2]):
                 x = torch.tanh(x @ weight.T + bias)
-        found = iter(
-            torch.autograd.grad(
-                F.cross_entropy(x, target), [tensor for tensors in used for tensor in tensors]
-            )
-        )
+        leaves = [tensor for tensors in used for tensor in tensors]
+        found = iter(torch.autograd.grad(F.cross_entropy(x, target), leaves))
         for stage in versions:
             stage.append([tensor - lr * next(found) for tensor in stage[-1]])
     return [stage[-1] for stage in versions]
