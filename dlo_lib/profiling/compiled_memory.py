@@ -133,7 +133,7 @@ class _RecordedGraph:
             return
         if _is_pointwise(node):
             self._release_one_of_the_size(node, values)
-        cast = args[:1] if node.target is _CAST else ()
+        cast = [arg for arg in args[:1] if isinstance(arg, Tensor) and node.target is _CAST]
         self._tracker.allocated(node.target, args, tree_leaves(values[node]), cast)
 
     def _release_one_of_the_size(self, node: Node, values: dict[Node, Any]) -> None:
