@@ -48,7 +48,8 @@ UNITS, ROWS_OF_X = 6, 8
 WIDTH = int(os.environ.get("DLO_WIDTH", 1024))  # of a layer: a unit has 4 bytes x WIDTH x WIDTH
 TIMED = 4  # steps, of which the first is not timed
 COMPUTING = 0.015  # seconds of the forward of a layer; its backward takes twice as long
-LLAMA = LlamaConfig(512, 128, 384, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=32)
+LAYERS = int(os.environ.get("DLO_LAYERS", 4))  # of both small Llamas
+LLAMA = LlamaConfig(512, 128, 384, num_layers=LAYERS, num_heads=4, num_kv_heads=2, head_dim=32)
 LIBRARY_LAYERS, LIBRARY_WIDTH = 6, 64
 MESSAGES = (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)
 
@@ -58,7 +59,7 @@ BATCHES = {"ddp": (1, 2, 4, 8), "fsdp": (4, 8, 16, 32), CHECKPOINTED: (8, 16, 32
 ROWS = [(form, batch) for form, batches in BATCHES.items() for batch in batches]
 SMALL = {"ddp": (1, 2, 4, 8), "fsdp": (2, 4, 8, 16), CHECKPOINTED: (2, 8, 16, 32)}
 SMALL_SEQ = int(os.environ.get("DLO_SEQ", 64))
-SMALL_MODEL = LlamaConfig(512, 256, 768, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=64)
+SMALL_MODEL = LlamaConfig(512, 256, 768, num_layers=LAYERS, num_heads=4, num_kv_heads=2, head_dim=64)
 
 Point = tuple[int, float, float]
 Sharding = Callable[[nn.Module, type[nn.Module]], None]

@@ -715,7 +715,8 @@ from dlo_lib.labkit import at_scale
 
 flags = ["--parallel", "zero2", "--batch", "2", "--accumulation", "2", "--clip", "1.0"]
 large = ["--model", MODEL, "--seq", str(SEQ), "--precision", "bf16", "--steps", "100"]
-little = ["--model", "tiny", "--seq", "32", "--steps", "40", "--log-every", "10"]
+little = ["--model", "tiny", "--seq", "32"]
+little += ["--steps", f"{2 * STEPS}", "--log-every", f"{STEPS // 2}"]
 where = {"gpus": 16, "site": "jean-zay-a100", "account": "abc"}
 script = cluster.submit("dlo_lib.train", [*large, *flags], **where, dry_run=True)
 print("For SLURM, 2 nodes of 8 GPUs:", at_scale.directives(script), sep="\n")

@@ -39,6 +39,7 @@ STEPS = int(os.environ.get("DLO_STEPS", 10))  # of the training near the end
 LARGEST = int(os.environ.get("DLO_LARGEST", 512))  # ranks of the measurement at true size
 WIDTH = int(os.environ.get("DLO_WIDTH", 256))  # of the small model that trains here
 GPUS = int(os.environ.get("DLO_GPUS", 2))  # ranks of the small job at the end
+SEQ = int(os.environ.get("DLO_SEQ", 2048))  # of the model at true size
 REPEATS = int(os.environ.get("DLO_REPEATS", 10))  # of a measured step
 lab = Lab(globals())
 
@@ -873,7 +874,7 @@ shapes = [weight.shape for weight in whole_model.parameters()]
 numbers = sum(shape.numel() for shape in shapes)
 sizes = [world for world in (8, 64, 512) if world <= LARGEST]
 fsdp = {"checkpointing": True, "parallel": "fsdp"}
-reports = {world: measure_memory(MODEL, 1, 2048, **fsdp, world_size=world) for world in sizes}
+reports = {world: measure_memory(MODEL, 1, SEQ, **fsdp, world_size=world) for world in sizes}
 peaks = {f"{world} ranks": report.peak_bytes / 2**30 for world, report in reports.items()}
 guesses = {name: guess for name, guess in peak_guess.items() if name in peaks}
 print(compared(guesses, peaks, "{:.1f} GiB".format))
@@ -895,8 +896,8 @@ from dlo_lib import cluster
 from dlo_lib.labkit import at_scale
 
 flags = ["--parallel", "fsdp", "--batch", "2", "--accumulation", "2", "--clip", "1.0"]
-large = ["--model", MODEL, "--seq", "2048", "--precision", "bf16", "--steps", "100"]
-little = ["--model", "tiny", "--seq", "32", "--steps", "40", "--log-every", "10"]
+large = ["--model", MODEL, "--seq", str(SEQ), "--precision", "bf16", "--steps", "100"]
+little = ["--model", "tiny", "--seq", "32", "--steps", f"{4 * STEPS}", "--log-every", f"{STEPS}"]
 where = {"gpus": 8, "site": "jean-zay-a100", "account": "abc"}
 script = cluster.submit("dlo_lib.train", [*large, *flags], **where, dry_run=True)
 print("For SLURM, on 8 GPUs:", at_scale.directives(script), sep="\n")

@@ -6,11 +6,11 @@ a label, a legend on a bar, no alternative text.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.container import BarContainer
@@ -29,8 +29,9 @@ def faults(figure: NotebookFigure) -> list[str]:
     FigureCanvasAgg(figure)
     figure.set_layout_engine("none")  # each text and each plot stays where the reader has seen it
     figure.draw_without_rendering()
+    texts = _texts(figure)
     return [
-        *_size(figure), *_alternative(figure), *_fonts(figure), *_overlaps(figure),
+        *_size(figure), *_alternative(figure), *_fonts(texts, figure.dpi), *_overlaps(texts),
         *(fault for axes in figure.axes if axes.get_visible() for fault in (*_labels(axes), *_legend(axes))),
     ]  # fmt: skip
 
@@ -68,21 +69,24 @@ def _texts(figure: NotebookFigure) -> list[tuple[Text, Bbox]]:
     return found
 
 
-def _fonts(figure: NotebookFigure) -> Iterator[str]:
-    for text, _ in _texts(figure):
-        pixels = text.get_fontsize() * figure.dpi / 72
+def _fonts(texts: list[tuple[Text, Bbox]], dpi: float) -> Iterator[str]:
+    for text, _ in texts:
+        pixels = text.get_fontsize() * dpi / 72
         if pixels < SMALLEST:
             yield f"{text.get_text()!r} is {pixels:.1f} pixels high"
 
 
-def _overlaps(figure: NotebookFigure) -> Iterator[str]:
-    for (one, box), (other, place) in itertools.combinations(_texts(figure), 2):
-        both = Bbox.intersection(box, place)
-        if both is None or one.get_rotation() % 90 or other.get_rotation() % 90:
-            continue
-        share = both.width * both.height / min(box.width * box.height, place.width * place.height)
-        if share > OVERLAP:
-            yield f"{one.get_text()!r} covers {100 * share:.0f} % of {other.get_text()!r}"
+def _overlaps(texts: list[tuple[Text, Bbox]]) -> Iterator[str]:
+    upright = [(text, box) for text, box in texts if not text.get_rotation() % 90]
+    low = np.array([box.min for _, box in upright]).reshape(-1, 2)
+    high = np.array([box.max for _, box in upright]).reshape(-1, 2)
+    sides = np.minimum(high[:, None], high) - np.maximum(low[:, None], low)
+    areas, both = (high - low).prod(1), sides.clip(min=0).prod(2)  # of each text, of each pair
+    least = np.minimum(areas[:, None], areas)
+    for one, other in np.argwhere(np.triu(both > OVERLAP * least, k=1)):
+        share = both[one, other] / least[one, other]
+        names = (repr(upright[place][0].get_text()) for place in (one, other))
+        yield f" covers {100 * share:.0f} % of ".join(names)
 
 
 def _labels(axes: Axes) -> Iterator[str]:
