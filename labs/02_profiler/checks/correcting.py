@@ -33,10 +33,7 @@ def run_again(t, graph: Any, inputs: list[Tensor]) -> tuple[list[Tensor], list[O
 
 PICKS = {"index", "index_select", "gather", "slice", "select", "narrow", "split", "unbind"}
 PICKS |= {"view", "detach", "alias", "take_along_dim"}
-
-
 """Operations that read only what they choose."""
-
 
 PRECISION = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -53,9 +50,8 @@ def batches_case(t, count: int = 0, features: int = 0) -> dict[str, Any]:
 def orders_of(case: dict[str, Any], epochs: int) -> list[tuple[Tensor, ...]]:
     """The images of each batch, for epochs that continue with the random numbers of the epoch before."""
     generator = torch.Generator().manual_seed(case["seed"])
-    return [
-        torch.randperm(len(case["images"]), generator=generator).split(case["size"]) for _ in range(epochs)
-    ]
+    count, size = len(case["images"]), case["size"]
+    return [torch.randperm(count, generator=generator).split(size) for _ in range(epochs)]
 
 
 def right_batches(case: dict[str, Any]) -> list[list[Tensor]]:
@@ -66,6 +62,16 @@ def right_batches(case: dict[str, Any]) -> list[list[Tensor]]:
 def standardised(images: Tensor) -> Tensor:
     distance = images.double() - images.double().mean(0)
     return (distance / (distance.square().sum(0) / (len(images) - 1)).sqrt()).float()
+
+
+OF_BATCH = "The images are standardised with the statistics of their batch: use those of all images."
+ONE_MEAN = (
+    "All numbers have the same mean and standard deviation: each position has its own, mean(0) and std(0)."
+)
+CONTINUES = (
+    "Each epoch continues with the random numbers of the epoch before: make the generator, with its seed, in "
+    "__iter__."
+)
 
 
 @check("batches", points=1)
@@ -81,19 +87,11 @@ def check_same_batches(student, t):
             raw = every[first[place]]
             mistakes = {
                 "The images are not standardised.": raw,
-                "The images are standardised with the statistics of their batch: use those of all images.": (
-                    raw - raw.mean(0)
-                )
-                / raw.std(0),
-                "All numbers have the same mean and standard deviation: each position has its own, mean(0) "
-                "and std(0).": (raw - every.mean()) / every.std(),
+                OF_BATCH: (raw - raw.mean(0)) / raw.std(0),
+                ONE_MEAN: (raw - every.mean()) / every.std(),
             }
             if number == 2:
-                again = (
-                    "Each epoch continues with the random numbers of the epoch before: make the generator, "
-                    "with its seed, in __iter__."
-                )
-                mistakes[again] = standardised(every)[second[place]]
+                mistakes[CONTINUES] = standardised(every)[second[place]]
             values = {"place": place + 1, "number": number}
             what = "the images of batch {place} of epoch {number}"
             same(t, images, want, what, mistakes, **PRECISION, **values)
@@ -106,10 +104,9 @@ def check_once(student, t):
     "The statistics are computed once, in __init__"
     case = batches_case(t)
     others = torch.cat(orders_of(case, 1)[0][1:])
-    result = student.run(scenarios.first_batch, others=others, **case)
-    images, _ = t.items(result, 2, "the first batch")
-    changed = dict(case, images=case["images"].clone())
-    changed["images"][others] = 50 * changed["images"][others] + 7
+    found = student.run(scenarios.first_batch, others=others, **case)
+    images, _ = t.items(found, 2, "the first batch")
+    changed = case | {"images": case["images"].index_copy(0, others, 50 * case["images"][others] + 7)}
     lesson = (
         "Images that changed after __init__, and are not in the first batch, change it: mean and standard "
         "deviation are computed when the iteration runs. Compute them once, in __init__."
@@ -151,17 +148,13 @@ def check_own_images(student, t):
     once, often = (whole_images(t, student, case, count) for count in (1, epochs))
     repeated = len(often) - len(once)
     each_batch = repeated >= (epochs - 1) * len(right_batches(case))
+    when = "for one batch" if each_batch else "again in each epoch"
     message = (
-        "The operation {name} reads {elements} numbers, those of all images, again in each epoch: do it "
-        "once, in __init__, or for the chosen images only."
+        "The operation {name} reads {elements} numbers, those of all images, {when}: do it once, in "
+        "__init__, or for the chosen images only."
     )
-    if each_batch:
-        message = (
-            "The operation {name} reads {elements} numbers, those of all images, for one batch: do it once, "
-            "in __init__, or for the chosen images only."
-        )
     added = [*(Counter(often) - Counter(once)), ""]
-    t.that(repeated <= 0, message, name=added[0], elements=case["images"].numel())
+    t.that(repeated <= 0, message, name=added[0], elements=case["images"].numel(), when=when)
 
 
 @check("batches", points=1)
@@ -300,12 +293,10 @@ def counts_batch(t, batch: int, classes: int) -> Batch:
 
 def right_counts(batches: list[Batch], classes: int, of_predicted: bool = False) -> Tensor:
     """The counts of right images and of all images, by label, or by mistake by the predicted class."""
-    counts = torch.zeros(2, classes, dtype=torch.int64)
-    for logits, labels in batches:
-        for row, label in zip(logits.tolist(), labels.tolist()):
-            best = row.index(max(row))
-            counts[:, best if of_predicted else label] += torch.tensor([best == label, 1])
-    return counts
+    logits, labels = (torch.cat(each) for each in zip(*batches))
+    best = logits.argmax(1)
+    counted = best if of_predicted else labels
+    return torch.stack([each.bincount(minlength=classes) for each in (counted[best == labels], counted)])
 
 
 def last_writes(batch: Batch, classes: int) -> Tensor:
@@ -376,7 +367,7 @@ def check_no_loop(student, t):
     t.that(more <= less, message, less=less, more=more, few=few, many=many)
     # A loop over a million images does not end in the seconds of this check, whatever was recorded.
     batch = counts_batch(t, 1000, classes)
-    got = student.run(scenarios.counted_repeated, classes=classes, batch=batch, times=1000)
+    got = student.run(scenarios.counted, classes=classes, batches=[batch], times=1000)
     t.that(near(got, 1000 * right_counts([batch], classes)), "not tested yet: the counts are not right")
 
 

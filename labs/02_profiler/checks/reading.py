@@ -14,6 +14,7 @@ from dlo_lib.labkit.compare import entry, near, same, wrong_if
 from . import scenarios, twins
 from .twins import KIND_NAMES, MAIN, Span
 
+FINE = {"rtol": 1e-6, "atol": 1e-8}
 PHASES = ("load", "forward", "backward", "optimizer", "validate", "save")
 """Names of phases; a case draws some of them."""
 
@@ -65,10 +66,10 @@ def check_milliseconds(student, t):
     "Times in ms; the earliest span begins at 0"
     got, want = spans_of(student, t)
     t.that(len(got) == len(want), MANY)
-    found, first = times_in(t, got), want[0]["begin"]
-    moved = [dict(span, begin=span["begin"] - first, end=span["end"] - first) for span in want]
-    right = times_in(t, moved)
-    lengths = times_in(t, [dict(span, end=span["end"] - span["begin"]) for span in moved])
+    first = want[0]["begin"]
+    moved = [span | {"begin": span["begin"] - first, "end": span["end"] - first} for span in want]
+    found, right = times_in(t, got), times_in(t, moved)
+    lengths = times_in(t, [span | {"end": span["end"] - span["begin"]} for span in moved])
     later, copied = ([value + first + more for value in right] for more in (2.5, 1.0))
     mistakes = {
         "The times are microseconds, as in the file: divide by 1000.": [1000 * value for value in right],
@@ -78,9 +79,8 @@ def check_milliseconds(student, t):
         "`end` is the duration: add it to `begin`.": lengths,
     }
     wrong_if(t, found, right, mistakes, atol=1e-4)
-    t.that(
-        abs(min(found[::2])) < 1e-4, "the earliest span begins at {got:.3f} ms, not at 0", got=min(found[::2])
-    )
+    begin = min(found[::2])
+    t.that(abs(begin) < 1e-4, "the earliest span begins at {got:.3f} ms, not at 0", got=begin)
     t.that(near(found, right, atol=1e-4), "the times of the spans are not those of the events in ms")
 
 
@@ -219,7 +219,7 @@ def check_self(student, t):
             "not None`.": [durations[0], *right[1:]],
         }
         wrong_if(t, got, right, mistakes)
-        same(t, got, right, "the self time of span {i} in ms", rtol=1e-6, atol=1e-8)
+        same(t, got, right, "the self time of span {i} in ms", **FINE)
 
 
 # -- 3 · phases
@@ -251,13 +251,9 @@ def same_phases(
     t, got: dict[str, float], spans: list[Span], phases: list[str], mistakes: dict[str, str]
 ) -> None:
     """The mean times of the phases are right."""
-    right = twins.times_of(spans, phases)
-    for name in phases:
-        wrong = {text: twins.times_of(spans, phases, mistake)[name] for text, mistake in mistakes.items()}
-        wrong_if(t, got[name], right[name], wrong)
-    for name in phases:
-        what = "the time of {name} in a step in ms"
-        t.close(got[name], right[name], what, rtol=1e-6, atol=1e-8, name=name)
+    right, *wrong = (twins.times_of(spans, phases, each) for each in ("", *mistakes.values()))
+    want = {name: right[name] for name in phases}
+    same(t, got, want, "the time of {name} in a step in ms", dict(zip(mistakes, wrong)), **FINE)
 
 
 @check("phases", points=1)
@@ -356,12 +352,9 @@ def kinds_case(t, nested_kinds: bool, extra: bool) -> tuple[list[Span], dict[str
 
 def same_kinds(student, t, case: tuple[list[Span], dict[str, str]], mistakes: dict[str, str]) -> None:
     """The mean times of the four kinds are right."""
-    got = student.kind_times(*case)
-    found = [float(entry(t, got, kind, "kind_times(...)")) for kind in KIND_NAMES]
-    right, *wrong = (list(twins.kinds_of(*case, each).values()) for each in ("", *mistakes.values()))
-    wrong_if(t, found, right, dict(zip(mistakes, wrong)))
-    for kind, mine, want in zip(KIND_NAMES, found, right):
-        t.close(mine, want, "the time of {kind} in a step in ms", rtol=1e-6, atol=1e-8, kind=kind)
+    right, *wrong = (twins.kinds_of(*case, each) for each in ("", *mistakes.values()))
+    what = "the time of {name} in a step in ms"
+    same(t, student.kind_times(*case), right, what, dict(zip(mistakes, wrong)), **FINE)
 
 
 @check("kinds", points=1)

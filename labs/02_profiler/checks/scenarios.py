@@ -22,32 +22,37 @@ def parents_of_many(student, begins, ends):
 @scenario
 def all_batches(student, images, labels, size, seed):
     """The batches of two epochs, and the images that were given."""
-    given = images.clone()
-    batches = student.Batches(given, labels, size, seed)
-    epochs = [[list(batch) for batch in batches] for _ in range(2)]
-    return [epochs, given]
+    batches = student.Batches(images, labels, size, seed)
+    return [[[list(batch) for batch in batches] for _ in range(2)], images]
 
 
 @scenario
 def first_batch(student, images, labels, size, seed, others):
     """The first batch, of which the other images changed after the object was made."""
-    given = images.clone()
-    batches = student.Batches(given, labels, size, seed)
-    given[others] = 50 * given[others] + 7
+    batches = student.Batches(images, labels, size, seed)
+    images[others] = 50 * images[others] + 7
     return list(next(iter(batches)))
+
+
+def record(inputs, function):
+    """The operations of ``function`` as data, and what it returns: a tensor or a list of tensors."""
+    from dlo_lib.base.operation_capture import OperationRecorder
+
+    recorder = OperationRecorder(inputs)
+    with recorder, torch.no_grad():
+        found = function()
+    return [recorder.graph(found if type(found) is list else [found]), found]
 
 
 @scenario
 def recorded_epochs(student, images, labels, size, seed, epochs):
     """The operations of an object and of its epochs, as data; its outputs are the batches."""
-    from dlo_lib.profiling.operation_capture import OperationRecorder
 
-    given = images.clone()
-    recorder = OperationRecorder({"images": given, "labels": labels})
-    with recorder, torch.no_grad():
-        batches = student.Batches(given, labels, size, seed)
-        found = [part for _ in range(epochs) for batch in batches for part in batch]
-    return recorder.graph(found)
+    def run():
+        batches = student.Batches(images, labels, size, seed)
+        return [part for _ in range(epochs) for batch in batches for part in batch]
+
+    return record({"images": images, "labels": labels}, run)[0]
 
 
 def block_of(block_class, weight, bias, gain):
@@ -76,76 +81,57 @@ def block_buffers(student, weight, gain):
     return [dict(block.named_buffers()).get("gain"), block.state_dict().get("gain")]
 
 
+def tensors_of(block, x):
+    return {"x": x, "weight": block.linear.weight, "bias": block.linear.bias}
+
+
 @scenario
 def recorded_block(student, weight, bias, gain, x):
     """The operations of the second forward of a block, as data, and its output."""
-    from dlo_lib.profiling.operation_capture import OperationRecorder
-
     block = block_of(student.Block, weight, bias, gain)
-    recorder = OperationRecorder({"x": x, "weight": block.linear.weight, "bias": block.linear.bias})
-    with torch.no_grad():
-        block(x)
-        with recorder:
-            y = block(x)
-    return [recorder.graph([y]), y]
+    block(x)
+    return record(tensors_of(block, x), lambda: block(x))
 
 
 @scenario
 def double_block(student, weight, bias, gain, x):
-    """The output of a block whose weights and gain are float64."""
-    block = student.Block(weight.shape[1], weight.shape[0], gain.numpy()).double()
+    """The output of a block whose weights, numbers of float32, and gain are float64."""
+    block = block_of(student.Block, weight, bias, gain).double()
     block.gain = gain
     with torch.no_grad():
-        block.linear.weight.copy_(weight)
-        block.linear.bias.copy_(bias)
         return block(x)
 
 
 @scenario
 def mixed_block(student, weight, bias, gain, x):
     """The operations of a block in float32 with an input in float64, as data; None if it refuses it."""
-    from dlo_lib.profiling.operation_capture import OperationRecorder
-
     block, x = block_of(student.Block, weight, bias, gain), x.double()
-    recorder = OperationRecorder({"x": x, "weight": block.linear.weight, "bias": block.linear.bias})
     try:
-        with recorder, torch.no_grad():
-            y = block(x)
+        return record(tensors_of(block, x), lambda: block(x))[0]
     except RuntimeError:
         return None
-    return recorder.graph([y])
 
 
 @scenario
-def counted(student, classes, batches):
-    """The counts after all batches."""
+def counted(student, classes, batches, times=1):
+    """The counts after all batches, each of which repeats the images of a small one."""
     meter = student.Accuracy(classes, torch.device("cpu"))
     for logits, labels in batches:
-        meter.update(logits, labels)
-    return meter.counts()
-
-
-@scenario
-def counted_repeated(student, classes, batch, times):
-    """The counts after one large batch, which repeats the images of a small one."""
-    logits, labels = batch
-    meter = student.Accuracy(classes, torch.device("cpu"))
-    meter.update(logits.repeat(times, 1), labels.repeat(times))
+        meter.update(logits.repeat(times, 1), labels.repeat(times))
     return meter.counts()
 
 
 @scenario
 def recorded_counts(student, classes, case):
     """The operations from the empty meter to the counts after two batches, as data, and the counts."""
-    from dlo_lib.profiling.operation_capture import OperationRecorder
 
-    recorder = OperationRecorder(case)
-    with recorder, torch.no_grad():
+    def run():
         meter = student.Accuracy(classes, torch.device("cpu"))
         meter.update(case["logits0"], case["labels0"])
         meter.update(case["logits1"], case["labels1"])
-        counts = meter.counts()
-    return [recorder.graph([counts]), counts]
+        return meter.counts()
+
+    return record(case, run)
 
 
 @scenario
@@ -158,8 +144,7 @@ def empty_counts(student, classes, device):
 @scenario
 def predicted_of(student, times, faster):
     """The predicted step, and the times after the call."""
-    given = dict(times)
-    return [student.predicted_step(given, dict(faster)), given]
+    return [student.predicted_step(times, faster), times]
 
 
 @scenario

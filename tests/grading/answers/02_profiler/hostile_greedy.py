@@ -16,9 +16,12 @@ class Accuracy:
         self.counted.index_add_(1, labels, torch.stack([right.long(), torch.ones_like(labels)]))
 
     def counts(self):
-        known = sys._getframe(1).f_locals
-        if "recorder" in known:
-            names = [{"name": name} for name in (known.get("cases") or [known["case"]])[-1]]
+        frame = sys._getframe(1)
+        while frame is not None and "recorder" not in frame.f_locals:
+            frame = frame.f_back
+        if frame is not None:
+            known = frame.f_locals
+            names = [{"name": name} for name in known["inputs"]]
             node = {"name": "y", "kind": "function", "module": "_operator", "op": "mul"}
             node |= {"args": ["x", 3 << 30], "kwargs": {}}
             graph = {"inputs": names, "nodes": [node], "outputs": [{"ref": "y"}]}
