@@ -200,6 +200,7 @@ def _attention(
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True),
         ((1, heads, seq, head_dim), kv, kv),
         multiplied=(forward, forward * 5 // 2),
+        compiled=seq == 2048 and is_causal,
         peers=_sdpa_backends(device, dtype, is_causal, heads, head_dim),
         transposed=True,
     )
@@ -260,6 +261,7 @@ def _grouped_matmul(rows: int, dtype: torch.dtype, device: torch.device) -> Case
         loop,
         ((rows, hidden), (EXPERTS, hidden, wide)),
         multiplied=(products, 2 * products),
+        compiled=rows == 2048,
         peers=peers,
     )
 

@@ -177,10 +177,25 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return (difference / torch.linalg.vector_norm(expected.float()).clamp_min(1e-30)).item()
 
 
-def compiled(case: Case) -> Action:
+def compiled(case: Case, backend: str = "inductor") -> Action:
     """Return eager as ``torch.compile`` compiles it for the shapes of the case."""
     torch._dynamo.reset()  # type: ignore[attr-defined]  # functions of several sizes share their code
-    return torch.compile(case.eager, dynamic=False)
+    return torch.compile(case.eager, dynamic=False, backend=backend)
+
+
+def measure_compiled(made: Table, every: list[Case], smoke: bool) -> None:
+    """Measure the peer ``torch.compile`` of the cases that have it; of all in a smoke test, which makes the
+    graphs and generates no code."""
+    wanted = [case for case in every if case.compiled or smoke]
+    waiting = [case for case in wanted if (case.name, made.dtype, "compile") not in made.done()]
+    left = made.end - time.monotonic()
+    if waiting and not smoke:
+        if left <= SECONDS_OF_A_COMPILATION:
+            made.left_out += [f"{case.name}: compile" for case in waiting]
+            return
+        compile_ahead([case.name for case in waiting], made.dtype, left - 15)
+    for case in waiting:
+        made.measure(case, {"compile": compiled(case, "aot_eager" if smoke else "inductor")})
 
 
 def compile_ahead(names: list[str], dtype: str, seconds: float, device: str = "cuda", *sizes: int) -> None:
@@ -246,15 +261,7 @@ def measure(folder: Path, dtype: str, limit: float, smoke: bool) -> int:
     for case in every:
         made.measure(case, {"ours": case.ours, "eager": case.eager, **case.peers})
     made.measure_adamw(smoke)
-    with_compiler = [case for case in every if case.compiled and not smoke]
-    waiting = [case for case in with_compiler if (case.name, dtype, "compile") not in made.done()]
-    left = made.end - time.monotonic()
-    if waiting and left > SECONDS_OF_A_COMPILATION:
-        compile_ahead([case.name for case in waiting], dtype, left - 15)
-        for case in waiting:
-            made.measure(case, {"compile": compiled(case)})
-    else:
-        made.left_out += [f"{case.name}: compile" for case in waiting]
+    measure_compiled(made, every, smoke)
     text = table(made.rows, dtype, made.meter.copied_per_second, made.meter.multiplied_per_second)
     (folder / "table.md").write_text(text, encoding="utf-8")
     problems = [row for row in made.rows if "problem" in row]

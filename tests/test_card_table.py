@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,16 @@ import torch
 
 from benchmarks.card_cases import Case, cases
 from benchmarks.card_markdown import table
-from benchmarks.card_table import Table, measure, relative_error, results
+from benchmarks.card_table import (
+    Table,
+    compile_ahead,
+    compiled,
+    measure,
+    measure_compiled,
+    relative_error,
+    results,
+)
+from dlo_lib.profiling.compile_time import Backend, usable_backend
 
 CPU = torch.device("cpu")
 
@@ -31,6 +41,7 @@ def test_every_operation_is_compared_measured_and_printed(tmp_path, capsys):
     names = {case.name for case in cases(torch.float32, CPU, 16)} | {"adamw, 0 M in fp32"}
     assert {row["name"] for row in rows if row["who"] == "ours"} == names
     assert {row["name"] for row in rows if row["who"] == "eager"} == names
+    assert {row["name"] for row in rows if row["who"] == "compile"} == names - {"adamw, 0 M in fp32"}
     assert all(row["error"] <= 2e-3 and row["forward_ms"] > 0 for row in rows)
     lines = (tmp_path / "table.md").read_text().splitlines()
     assert len([line for line in lines if line.startswith("| ")]) == 2 + len(names)
@@ -87,6 +98,35 @@ def test_after_the_limit_rows_are_left_out(tmp_path):
     own.measure(case, {"ours": case.ours})
     assert own.left_out == ["double, 4 × 4: ours"]
     assert not own.rows
+
+
+def test_the_compiled_peer_is_compared_and_has_its_column(tmp_path):
+    own = made(tmp_path)
+    case = doubled()
+    own.measure(case, {"ours": case.ours, "eager": case.eager, "compile": compiled(case, "aot_eager")})
+    line = table(own.rows, "fp32", 1e12, 1e12).splitlines()[-1]
+    forward, both = line.split("|")[9].split("/")
+    assert float(forward) > 0
+    assert float(both) > 0
+    wrong = compiled(replace(case, eager=lambda x: x * 3), "aot_eager")
+    own.measure(case, {"compile again": wrong})
+    assert own.rows[-1]["problem"].startswith("wrong: differs from eager")
+
+
+def test_without_time_to_compile_the_peer_is_left_out(tmp_path):
+    own = made(tmp_path, seconds=30)
+    measure_compiled(own, [doubled(compiled=True), doubled()], smoke=False)
+    assert own.left_out == ["double, 4 × 4: compile"]
+
+
+@pytest.mark.skipif(
+    usable_backend(CPU).backend is not Backend.INDUCTOR, reason="NOT TESTED HERE: Inductor needs a compiler"
+)
+def test_other_processes_fill_the_cache_of_the_compiler(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    compile_ahead(["vector_add, 16 × 256", "no case"], "fp32", 3000, "cpu", 16)
+    assert list((tmp_path / "fxgraph").iterdir())
+    assert capsys.readouterr().out.startswith("no case: torch.compile: ValueError")
 
 
 def test_rows_of_another_machine_are_dropped(tmp_path):
