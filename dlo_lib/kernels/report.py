@@ -40,7 +40,7 @@ SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """The shared memory that a program may have, by compute capability: A100, the GeForce 30 and 40, H100, B200
 and the GeForce 50. CUDA C++ Programming Guide, table of technical specifications per compute capability."""
 CAPABILITIES = tuple(SHARED_KIB)
-_GPUS = {80: "a100-80", 90: "h100-80"}
+_GPUS = {80: "a100-80", 90: "h100-80", 100: "b200"}
 """Those whose data sheet gives the floor."""
 _INSTRUCTIONS = {
     "bulk copies": r"cp\.async\.bulk",
@@ -75,6 +75,7 @@ class CompiledKernel:
         operations: floating-point operations of its matrix products.
         dtype: of the operation, as ``hardware`` names it.
         ptx: the code.
+        bulk: whether its tiles are those that the copy engine reads.
     """
 
     operation: str
@@ -88,6 +89,7 @@ class CompiledKernel:
     operations: int
     dtype: str
     ptx: str = field(repr=False)
+    bulk: bool = False
 
     @property
     def instructions(self) -> tuple[str, ...]:
@@ -96,7 +98,8 @@ class CompiledKernel:
 
     @property
     def problem(self) -> str | None:
-        """One line if the kernel spills registers or cannot start on this architecture."""
+        """One line if the kernel spills registers, cannot start on this architecture, or makes no use of the
+        copy engine although its tiles are made for it."""
         where = f"{self.operation}: {self.kernel} on sm_{self.capability}"
         if self.shared_bytes > SHARED_KIB[self.capability] * 1024:
             return (
@@ -108,6 +111,8 @@ class CompiledKernel:
                 f"{where} spills {self.spilled_bytes} bytes: "
                 "choose smaller tiles or more warps in tuning.toml"
             )
+        if self.bulk and "bulk copies" not in self.instructions:
+            return f"{where} has no bulk copy, although its tiles have BULK: leave BULK out of tuning.toml"
         return None
 
     def floor_us(self) -> float | None:
@@ -218,6 +223,7 @@ def _compiled(operation: str, launch: Any, capability: int, dtype: torch.dtype, 
         operations=products(kernel, operation, SIZES[size]),
         dtype=_TYPES[dtype].removeprefix("*"),
         ptx=ptx,
+        bulk=bool(launch.arguments.get("BULK")),
     )
 
 

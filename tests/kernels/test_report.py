@@ -15,7 +15,7 @@ import torch
 from dlo_lib.base.errors import UserError
 from dlo_lib.kernels.cases import Size, products
 from dlo_lib.kernels.dispatch import has_triton
-from dlo_lib.kernels.report import CompiledKernel, compile_kernels
+from dlo_lib.kernels.report import CAPABILITIES, CompiledKernel, compile_kernels
 from tests.kernels.parity import NO_TRITON
 
 
@@ -28,14 +28,18 @@ def run_report(tmp_path, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not has_triton(), reason=NO_TRITON)
-def test_kernels_are_compiled_for_both_devices(tmp_path):
-    selected = ("--operation", "vector_add", "--operation", "softmax", "--sm", "80", "--sm", "90")
+def test_kernels_are_compiled_for_every_architecture(tmp_path):
+    architectures = [str(capability) for capability in CAPABILITIES]
+    assert architectures == ["80", "86", "89", "90", "100", "120"]
+    selected = ["--operation", "vector_add", "--operation", "softmax"]
+    for architecture in architectures:
+        selected += ["--sm", architecture]
     done = run_report(tmp_path / "cache", *selected, "--jobs", "2", "--ptx", str(tmp_path / "ptx"))
     assert done.returncode == 0, done.stderr
     rows = [re.findall(r"[\w.-]+", line) for line in done.stdout.splitlines() if "kernel" in line]
     made = {(name, sm): [float(number) for number in rest[:5]] for _, name, sm, *rest in rows if sm.isdigit()}
     kernels = ("add_kernel", "softmax_kernel", "softmax_backward_kernel")
-    assert set(made) == {(name, sm) for name in kernels for sm in ("80", "90")}
+    assert set(made) == {(name, sm) for name in kernels for sm in architectures}
     for warps, registers, spilled, shared, megabytes in made.values():
         assert warps in (4, 8)
         assert 8 <= registers <= 64
@@ -47,6 +51,16 @@ def test_kernels_are_compiled_for_both_devices(tmp_path):
     code = (tmp_path / "ptx" / "vector_add-add_kernel-sm_90-bf16-3b.ptx").read_text()
     assert ".target sm_90" in code
     assert re.search(r"ld\.global[.\w:]*v4", code)  # 128 bits at a time
+
+
+@pytest.mark.skipif(not has_triton(), reason=NO_TRITON)
+def test_attention_on_sm_90_copies_tiles_in_bulk_and_spills_nothing(tmp_path):
+    """The exit status is 1 if a kernel spills, does not fit, or has no copies that its tiles are made for."""
+    done = run_report(tmp_path / "cache", "--operation", "flash_attention, causal", "--sm", "90")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line for line in done.stdout.splitlines() if "_kernel" in line]
+    assert [re.search(r"(\w+)_kernel", line)[1] for line in rows] == ["forward", "dq", "dkv"]
+    assert all("bulk copies" in line and "wgmma" in line for line in rows)
 
 
 def compiled(**changed: Any) -> CompiledKernel:
@@ -63,11 +77,17 @@ def test_a_kernel_that_spills_or_does_not_fit_is_a_problem():
     assert compiled(spilled_bytes=8).problem == (
         "softmax: softmax_kernel on sm_90 spills 8 bytes: choose smaller tiles or more warps in tuning.toml"
     )
+    assert compiled(bulk=True, ptx="cp.async.bulk.tensor.2d.shared").problem is None
+    assert compiled(bulk=True, ptx="cp.async.cg.shared").problem == (
+        "softmax: softmax_kernel on sm_90 has no bulk copy, although its tiles have BULK: "
+        "leave BULK out of tuning.toml"
+    )
 
 
 def test_the_floor_is_the_larger_of_memory_and_products():
     assert compiled().floor_us() == pytest.approx(1)  # 3.35 MB at 3.35 TB/s
     assert compiled(operations=2 * 989_500_000).floor_us() == pytest.approx(2)
+    assert compiled(capability=100, moved_bytes=8_000_000).floor_us() == pytest.approx(1)  # 8 TB/s
     assert compiled(capability=120).floor_us() is None
 
 
