@@ -75,7 +75,11 @@ ROOMS = {
     "context": ["tests/parallel/context/test_parity.py"],
     "expert": ["tests/parallel/expert/test_parity.py"],
     "checkpoints": ["tests/train/test_checkpoint.py"],
-    "memory": ["tests/profiling/test_measure.py", "tests/profiling/test_measure_sharded.py"],
+    "memory": [
+        "tests/profiling/test_measure.py",
+        "tests/profiling/test_measure_sharded.py",
+        "tests/profiling/test_measure_compiled.py",
+    ],
     "launch": ["tests/launch"],
     "tracing": ["tests/comm"],
     "notebook": ["tests/grading/notebook"],
