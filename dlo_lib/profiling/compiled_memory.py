@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dlo_lib.base.errors import UserError
@@ -57,17 +58,19 @@ def recording_backend(tracker: MemoryTracker) -> Iterator[Callable[..., Any]]:
     function for eight backends at most.
 
     Raises:
-        UserError: nothing was compiled. Older releases of PyTorch compile nothing inside a dispatch mode.
+        UserError: this release of PyTorch compiles nothing inside a dispatch mode.
     """
+    if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
+        raise UserError(
+            f"PyTorch {torch.__version__} compiles nothing while memory is recorded: use a later release, or "
+            "compile=False"
+        )
     from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor.decomposition import select_decomp_table
 
-    graphs: list[_RecordedGraph] = []
-
     def compiled(module: GraphModule, inputs: Sequence[Any]) -> _RecordedGraph:
-        graphs.append(_RecordedGraph(module, tracker))
-        return graphs[-1]
+        return _RecordedGraph(module, tracker)
 
     torch.compiler.reset()
     try:
@@ -79,11 +82,6 @@ def recording_backend(tracker: MemoryTracker) -> Iterator[Callable[..., Any]]:
         )
     finally:
         torch.compiler.reset()
-    if not graphs:
-        raise UserError(
-            f"PyTorch {torch.__version__} compiles nothing while memory is recorded: use a later release, or "
-            "compile=False"
-        )
 
 
 class _RecordedGraph:

@@ -9,18 +9,23 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlo_lib.base.errors import UserError
 from dlo_lib.models import Llama, LlamaConfig, model_config
 from dlo_lib.optim import Precision, train_step
 from dlo_lib.parallel.compile import compile_llama, compile_loss
 from dlo_lib.parallel.plan import ParallelPlan
-from dlo_lib.profiling import MemoryTracker, measure_memory
+from dlo_lib.profiling import MemoryTracker, compiled_memory, measure_memory
 from dlo_lib.profiling.compile_time import Backend, usable_backend
 from dlo_lib.profiling.measure import record_step
 from dlo_lib.profiling.settings import StepSettings
 
 GIB = 2**30
+measures_compiled = pytest.mark.skipif(
+    not hasattr(TorchDispatchMode, "ignore_compile_internals"),
+    reason=f"NOT TESTED HERE: PyTorch {torch.__version__} compiles nothing while memory is recorded",
+)
 TINY = model_config("tiny")
 BATCH, SEQ = 8, 256
 SMALL = replace(
@@ -57,6 +62,7 @@ def allocated_by_inductor(config: LlamaConfig) -> int:
     return peak
 
 
+@measures_compiled
 @pytest.mark.skipif(
     usable_backend(torch.device("cpu")).backend is not Backend.INDUCTOR,
     reason="NOT TESTED HERE: Inductor needs a C++ compiler",
@@ -77,22 +83,22 @@ def test_the_peak_is_what_the_generated_code_allocates_on_a_cpu(vocabulary: int,
     assert report.peak_bytes == pytest.approx(allocated, rel=error)
 
 
+@measures_compiled
 @pytest.mark.parametrize(
     ("batch", "choice", "gib"),
     [
         (2, {"compile": True}, 23.1),
-        (8, {"compile": True}, 43.9),
-        (8, {"compile": True, "kernels": "fused"}, 37.6),
         (8, {"compile": True, "kernels": "fused", "fp8": True}, 30.0),
     ],
     ids=str,
 )
 def test_the_peak_is_what_a_gpu_has_allocated(batch: int, choice: dict, gib: float):
-    """The measured peaks are those of an H200 in ``benchmarks/RESULTS.md``, of 2026-11-27."""
+    """Two of the five peaks of an H200 in ``benchmarks/RESULTS.md``, of 2026-11-27."""
     report = measure_memory("llama-3.2-1b", batch, 2048, parallel="none", **choice)
     assert report.peak_bytes / GIB == pytest.approx(gib, rel=0.02)
 
 
+@measures_compiled
 def test_fake_and_real_tensors_have_the_same_peaks():
     chosen = settings(TINY, 2, 64, "bf16", compile=True)
     real = record_step(chosen, MemoryTracker(), None)
@@ -115,6 +121,7 @@ PLANS: dict[str, dict] = {
 }
 
 
+@measures_compiled
 @pytest.mark.parametrize("choice", PLANS.values(), ids=PLANS)
 def test_every_plan_that_trains_compiled_is_measured_and_needs_less(choice: dict):
     shape = {"model": TINY, "batch": 2, "seq": 256, **choice}
@@ -122,6 +129,7 @@ def test_every_plan_that_trains_compiled_is_measured_and_needs_less(choice: dict
     assert 0.3 * eager.peak_bytes < compiled.peak_bytes < eager.peak_bytes
 
 
+@measures_compiled
 def test_8_bit_products_save_inputs_of_one_byte():
     """The inputs of the products and the copies of the weights have one byte instead of two."""
     config = replace(SMALL, num_layers=2, vocab_size=512)
@@ -153,6 +161,6 @@ def test_what_training_refuses_is_refused(wrong: dict, says: str):
 
 
 def test_a_release_that_compiles_nothing_here_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(MemoryTracker, "ignore_compile_internals", classmethod(lambda cls: False))
+    monkeypatch.setattr(compiled_memory, "TorchDispatchMode", object)
     with pytest.raises(UserError, match="compiles nothing while memory is recorded: use a later release"):
         measure_memory("tiny", seq=64, parallel="none", compile=True)
