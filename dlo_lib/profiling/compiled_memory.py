@@ -30,12 +30,15 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dlo_lib.base.errors import UserError
+from dlo_lib.base.torch_compat import RELEASE
 from dlo_lib.profiling.tracker import MemoryTracker
 
+OLDEST = (2, 11)
+"""The oldest release that was tested and works: 2.8 compiles nothing inside a dispatch mode, and 2.9 refuses
+fake tensors."""
 _aten, _prims = torch.ops.aten, torch.ops.prims
 _INLINED = {
     _aten.cat, _aten.full, _aten.full_like, _aten.scalar_tensor, _aten.gather, _aten.constant_pad_nd,
@@ -58,12 +61,12 @@ def recording_backend(tracker: MemoryTracker) -> Iterator[Callable[..., Any]]:
     function for eight backends at most.
 
     Raises:
-        UserError: this release of PyTorch compiles nothing inside a dispatch mode.
+        UserError: this release of PyTorch is older than ``OLDEST``.
     """
-    if not hasattr(TorchDispatchMode, "ignore_compile_internals"):
+    if RELEASE < OLDEST:
         raise UserError(
-            f"PyTorch {torch.__version__} compiles nothing while memory is recorded: use a later release, or "
-            "compile=False"
+            f"PyTorch {torch.__version__} cannot compile while memory is recorded: use "
+            f"{'.'.join(map(str, OLDEST))} or later, or compile=False"
         )
     from functorch.compile import min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd

@@ -98,8 +98,8 @@ def measure_memory(
 
     Raises:
         UserError: a name is unknown, a size is below 1, the sequence cannot be divided, there is a process
-            group already, unless ``parallel`` is none, or this release of PyTorch compiles nothing inside a
-            dispatch mode.
+            group already, unless ``parallel`` is none, or this release of PyTorch cannot compile on fake
+            tensors (``compiled_memory.OLDEST``).
     """
     layout = (parallel, bucket_view, world_size, rank, kernels, compile, fp8)
     chosen = StepSettings.of(model, batch, seq, precision, checkpointing, optimizer, fused, *layout)
@@ -116,7 +116,7 @@ def record_step(
     step with ``tracker``.
 
     Raises:
-        UserError: the step is compiled, and this release of PyTorch compiles nothing inside a dispatch mode.
+        UserError: the step is compiled, and this release of PyTorch is older than ``compiled_memory.OLDEST``.
     """
     plan = chosen.plan
     mesh = ParallelMesh(plan.degrees, group) if group is not None else None
