@@ -23,6 +23,7 @@ What uses them:
 - ``library``: registers them as operators of PyTorch
 - ``cases``: every operation at the sizes of Llamas
 - ``report``: what the compiler allocates for each
+- ``record``: the same for every rule of ``tuning.toml``, kept in a file
 - ``triton_code``: the kernels, imported with the first call that needs them
 
 Triton is optional (``pip install 'dlo-lib[kernels]'``) and slow to import. The room imports ``models``,

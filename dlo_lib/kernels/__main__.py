@@ -11,7 +11,6 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -19,9 +18,9 @@ from rich.table import Table
 from dlo_lib.base.errors import unknown_name
 from dlo_lib.base.usage import leave_with
 from dlo_lib.kernels.cases import CASES, SIZES
+from dlo_lib.kernels.record import DTYPES, update
 from dlo_lib.kernels.report import CAPABILITIES, CompiledKernel, compile_kernels, compile_part
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _COLUMNS = {
     "operation": lambda made: made.operation,
     "kernel": lambda made: made.kernel,
@@ -41,20 +40,27 @@ def report(
     operation: Annotated[
         list[str] | None, typer.Option(help="compile only this operation; may be repeated")
     ] = None,
-    dtype: Annotated[str, typer.Option(help=f"of the tensors: {', '.join(_DTYPES)}")] = "bf16",
+    dtype: Annotated[str, typer.Option(help=f"of the tensors: {', '.join(DTYPES)}")] = "bf16",
     sm: Annotated[
         list[int] | None, typer.Option(help="compile only for this compute capability; may be repeated")
     ] = None,
     size: Annotated[str, typer.Option(help=f"of the tensors: {', '.join(SIZES)}")] = "3b",
     ptx: Annotated[Path | None, typer.Option(help="keep the PTX of each kernel in this folder")] = None,
     jobs: Annotated[int, typer.Option(help="processes that compile at the same time", min=1)] = 1,
+    record: Annotated[
+        Path | None, typer.Option(help="compile all kernels that this file does not have, and write it")
+    ] = None,
 ) -> None:
     """Compile every kernel ahead of time, and print what a program of it allocates.
 
     The exit status is 1 if a kernel spills registers or needs more shared memory than the architecture has.
     """
-    if dtype not in _DTYPES:
-        raise unknown_name("dtype", dtype, _DTYPES)
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, DTYPES)
+    if record is not None:
+        problems = [*update(record, jobs)]
+        print("\n".join(problems) or f"{record} has all kernels: none spills, and all fit")
+        raise typer.Exit(bool(problems))
     table = Table(*_COLUMNS, title=f"kernels, compiled ahead of time for {dtype}, size {size}")
     problems = []
     kept: Counter[str] = Counter()
@@ -79,12 +85,12 @@ def _compiled(
     operations: Sequence[str], capabilities: Sequence[int], dtype: str, size: str, jobs: int
 ) -> Iterator[CompiledKernel]:
     if jobs == 1:
-        yield from compile_kernels(operations, capabilities, _DTYPES[dtype], size)
+        yield from compile_kernels(operations, capabilities, DTYPES[dtype], size)
         return
     # Processes, because Triton's passes hold the interpreter lock.
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         parts = [
-            pool.submit(compile_part, name, capability, _DTYPES[dtype], size)
+            pool.submit(compile_part, name, capability, DTYPES[dtype], size)
             for name, capability in itertools.product(operations, capabilities)
         ]
         for part in parts:

@@ -56,13 +56,13 @@ Case = Callable[[Make, Size], "Tensor | None"]
 def run_forward_and_backward(
     name: str, dtype: torch.dtype, device: torch.device | str, size: Size = SIZES["3b"]
 ) -> None:
-    """Run the operation ``name`` of ``CASES`` once, with its backward. The values of the tensors are
-    not initialised."""
+    """Run the operation ``name`` of ``CASES`` or ``EDGES`` once, with its backward. The values of the tensors
+    are not initialised."""
 
     def make(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device).requires_grad_()
 
-    out = CASES[name](make, size)
+    out = (CASES[name] if name in CASES else EDGES[name])(make, size)
     if out is not None:
         out.backward(torch.empty_like(out))
 
@@ -137,3 +137,54 @@ CASES: Mapping[str, Case] = {
     "flash_attention, causal, 64": lambda make, s: _attention(make, s, True, 64),
     "grouped_matmul": _grouped_matmul,
 }
+
+# The rows of the rules of tuning.toml, the longest that a program holds, and one that is longer.
+_ROWS = (64, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_ODD = Size(tokens=1000, hidden=0, wide=0, heads=8, vocab=0)
+
+
+def _norm(norm: Callable[..., Tensor], weights: int, columns: int) -> Case:
+    return lambda make, s: norm(make(64, columns), *(make(columns) for _ in range(weights)))
+
+
+def _softmax(columns: int) -> Case:
+    return lambda make, s: softmax(make(64, columns))
+
+
+def _losses(rows: int, vocab: int) -> Case:
+    def case(make: Make, size: Size) -> Tensor:
+        logits = make(rows, vocab)
+        return cross_entropy(logits, _targets(logits))
+
+    return case
+
+
+def _small_linear_loss(make: Make, size: Size) -> Tensor:
+    x = make(64, 64)
+    return linear_cross_entropy(x, make(1000, 64), _targets(x))
+
+
+def _heads_of_rope(heads: int, head_dim: int) -> Case:
+    def case(make: Make, size: Size) -> Tensor:
+        x = make(1, 64, heads, head_dim).transpose(1, 2)
+        table = torch.empty(64, head_dim, dtype=x.dtype, device=x.device)
+        return rope(x, table, table)
+
+    return case
+
+
+EDGES: Mapping[str, Case] = {
+    **{f"softmax, {columns}": _softmax(columns) for columns in (*_ROWS, 20_000)},
+    **{f"rms_norm, {columns}": _norm(rms_norm, 1, columns) for columns in _ROWS},
+    **{f"layer_norm, {columns}": _norm(layer_norm, 2, columns) for columns in _ROWS},
+    **{f"rope, {heads} x {dim}": _heads_of_rope(heads, dim) for heads in (1, 2, 8) for dim in (64, HEAD_DIM)},
+    "cross_entropy, 64 x 200": _losses(64, 200),
+    "cross_entropy, 64 x 50,257": _losses(64, 50_257),
+    "cross_entropy, 2048 x 50,257": _losses(2048, 50_257),
+    "linear_cross_entropy, 64 x 1000": _small_linear_loss,
+    "flash_attention, 64": lambda make, s: _attention(make, s, False, 64),
+    "flash_attention, 1000 x 96": lambda make, s: _attention(make, _ODD, False, 96),
+    "flash_attention, causal, 1000 x 96": lambda make, s: _attention(make, _ODD, True, 96),
+}
+"""Operations of shapes that the cases leave out: every rule of ``tuning.toml`` holds for one of both. Only
+"flash_attention, 64" depends on the size."""

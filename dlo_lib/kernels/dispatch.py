@@ -60,6 +60,10 @@ LIBRARY_WHEN_COMPILING = frozenset(
 LONGEST_ROW = 16384
 """The most elements of a row that one program holds at once. The norms hold whole rows."""
 
+LONGEST_FP32_ROW = 8192
+"""The most fp32 elements of a row of a norm. PyTorch's operators compute longer ones, because on sm_90,
+sm_100 and sm_120 no tile of their backward fits without spilled registers (``kernels.report``)."""
+
 
 class KernelBackend(enum.Enum):
     """What computes a fused operation."""
@@ -137,8 +141,9 @@ def backend_for(tensor: Tensor) -> KernelBackend:
 
 
 def backend_for_rows(x: Tensor) -> KernelBackend:
-    """Return the backend of a kernel that holds whole rows of x (..., n)."""
-    return KernelBackend.TORCH if x.shape[-1] > LONGEST_ROW else backend_for(x)
+    """Return the backend of a kernel that holds whole rows of x (..., n): PyTorch if they are too long."""
+    longest = min(LONGEST_ROW, LONGEST_FP32_ROW) if x.dtype is torch.float32 else LONGEST_ROW
+    return KernelBackend.TORCH if x.shape[-1] > longest else backend_for(x)
 
 
 def uses_operators(operation: str, tensor: Tensor) -> bool:

@@ -7,7 +7,8 @@ for each architecture then assembles the PTX of each kernel, and reports:
 
 - *registers* of a thread. 65,536 registers of a multiprocessor, divided by registers * threads, are the
   programs that it can hold at once.
-- *spills*: bytes of registers that did not fit and are written to and read from memory. 0 is right.
+- *spills*: bytes of registers that did not fit and are written to and read from memory. 0 is right. Norms of
+  fp32 rows above ``dispatch.LONGEST_FP32_ROW`` have no kernel, because no tile of theirs reaches 0.
 - *shared memory* of a program, at most ``SHARED_KIB``. A kernel that needs more does not start.
 
 The instructions of the PTX show whether a kernel uses what its architecture has: bulk copies into shared
@@ -33,7 +34,7 @@ from torch import Tensor
 
 from dlo_lib.base.errors import UserError, unknown_name
 from dlo_lib.hardware import gpu
-from dlo_lib.kernels.cases import CASES, SIZES, products, run_forward_and_backward
+from dlo_lib.kernels.cases import CASES, SIZES, Size, products, run_forward_and_backward
 from dlo_lib.kernels.dispatch import KernelBackend, using
 
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
@@ -153,9 +154,9 @@ def compile_kernels(
     for name in operations:
         for capability in capabilities:
             with using(KernelBackend.TRITON):
-                launches = _launches(name, dtype, capability, size)
+                launches = launches_of(name, dtype, capability, SIZES[size])
             for launch in launches:
-                yield _compiled(name, launch, capability, dtype, size)
+                yield compiled(name, launch, capability, dtype, SIZES[size])
 
 
 def compile_part(operation: str, capability: int, dtype: torch.dtype, size: str) -> list[CompiledKernel]:
@@ -164,45 +165,69 @@ def compile_part(operation: str, capability: int, dtype: torch.dtype, size: str)
     return list(compile_kernels([operation], [capability], dtype, size))
 
 
-def _launches(name: str, dtype: torch.dtype, capability: int, size: str) -> list[Any]:
+def launches_of(name: str, dtype: torch.dtype, capability: int, size: Size) -> list[Any]:
     """Return the different launches of one operation; those of a loop differ only in their grid."""
     from dlo_lib.kernels.triton_code.launch import recorded
     from dlo_lib.kernels.triton_code.tuning import compiled_for
 
     with compiled_for(capability), recorded() as launches:
-        run_forward_and_backward(name, dtype, "meta", SIZES[size])
-    different = {(launch.kernel.__name__, str(_source_of(launch))): launch for launch in launches}
+        run_forward_and_backward(name, dtype, "meta", size)
+    different = {(launch.kernel.__name__, str(source_of(launch))): launch for launch in launches}
     return list(different.values())
 
 
-def _source_of(launch: Any) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[Any]]]:
+def source_of(launch: Any) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[Any]]]:
     """Return the types, the constants and the attributes of the arguments, as a launch specialises them."""
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int], list[Any]] = {}
     for index, param in enumerate(launch.kernel.params):
         value = launch.arguments[param.name]
-        if param.is_constexpr or (isinstance(value, int) and value == 1):
+        specialised = not param.do_not_specialize
+        if param.is_constexpr or (isinstance(value, int) and value == 1 and specialised):
             signature[param.name], constants[param.name] = "constexpr", value
         elif isinstance(value, Tensor):
             signature[param.name] = _TYPES[value.dtype]
             attributes[(index,)] = [["tt.divisibility", 16]]
         elif isinstance(value, int):
             signature[param.name] = "i32" if abs(value) < 2**31 else "i64"
-            if value % 16 == 0:
+            if value % 16 == 0 and specialised:
                 attributes[(index,)] = [["tt.divisibility", 16]]
         else:
             signature[param.name] = "fp32"
     return signature, constants, attributes
 
 
-def _compiled(operation: str, launch: Any, capability: int, dtype: torch.dtype, size: str) -> CompiledKernel:
-    import triton
-    from triton.backends.compiler import GPUTarget
+def _ast_source(launch: Any) -> Any:
     from triton.compiler import ASTSource
 
-    signature, constants, attributes = _source_of(launch)
-    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    signature, constants, attributes = source_of(launch)
+    return ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+
+
+def code_of(launch: Any, capability: int) -> str:
+    """Return Triton's IR of a launch, which its compiler receives, without the numbers of lines. What a
+    comment changes is not in it."""
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import make_backend
+
+    source, target = _ast_source(launch), GPUTarget("cuda", capability, 32)
+    backend, context = make_backend(target), ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    options = backend.parse_options({**launch.options, **source.parse_options()})
+    functions = backend.get_codegen_implementation(options)
+    code: str = source.make_ir(target, options, functions, backend.get_module_map(), context).str_nodebug()
+    return code
+
+
+def compiled(operation: str, launch: Any, capability: int, dtype: torch.dtype, size: Size) -> CompiledKernel:
+    """Compile a launch of an operation of ``CASES`` or ``EDGES``, and return its resources."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    source = _ast_source(launch)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
     ptx = made.asm["ptx"]
     registers, spilled = _assembled(ptx, capability)
@@ -210,7 +235,7 @@ def _compiled(operation: str, launch: Any, capability: int, dtype: torch.dtype, 
     tensors = [value for value in launch.arguments.values() if isinstance(value, Tensor)]
     moved = sum(tensor.nbytes for tensor in tensors)
     if operation == "adamw":  # it receives addresses: parameter and moments are read and written
-        moved = 7 * dtype.itemsize * SIZES[size].wide * SIZES[size].hidden
+        moved = 7 * dtype.itemsize * size.wide * size.hidden
     return CompiledKernel(
         operation=operation,
         kernel=kernel,
@@ -220,7 +245,7 @@ def _compiled(operation: str, launch: Any, capability: int, dtype: torch.dtype, 
         spilled_bytes=spilled,
         shared_bytes=made.metadata.shared,
         moved_bytes=moved,
-        operations=products(kernel, operation, SIZES[size]),
+        operations=products(kernel, operation, size),
         dtype=_TYPES[dtype].removeprefix("*"),
         ptx=ptx,
         bulk=bool(launch.arguments.get("BULK")),

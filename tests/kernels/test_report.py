@@ -7,15 +7,20 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from dlo_lib.base.errors import UserError
-from dlo_lib.kernels.cases import Size, products
+from dlo_lib.kernels import record
+from dlo_lib.kernels.cases import SIZES, Size, products
 from dlo_lib.kernels.dispatch import has_triton
 from dlo_lib.kernels.report import CAPABILITIES, CompiledKernel, compile_kernels
+from dlo_lib.kernels.triton_code import tuning
 from tests.kernels.parity import NO_TRITON
 
 
@@ -25,6 +30,15 @@ def run_report(tmp_path, *args: str) -> subprocess.CompletedProcess[str]:
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
     command = [sys.executable, "-m", "dlo_lib.kernels", "report", *args]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def run_program(program: str, *args: object) -> str:
+    """Run Python code in another process, as ``run_report`` does; return what it prints."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", program, *map(str, args)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.skipif(not has_triton(), reason=NO_TRITON)
@@ -113,12 +127,13 @@ def test_the_products_of_a_kernel_are_counted():
 PROGRAM = """
 import torch
 from dlo_lib.kernels import report
+from dlo_lib.kernels.cases import SIZES
 from dlo_lib.kernels.dispatch import KernelBackend, using
 
 found = {}
 with using(KernelBackend.TRITON):
     for capability in (86, 90):
-        launches = report._launches("flash_attention, causal", torch.bfloat16, capability, "small")
+        launches = report.launches_of("flash_attention, causal", torch.bfloat16, capability, SIZES["small"])
         found[capability] = sorted(
             (launch.kernel.__name__, launch.arguments["ROWS"], launch.arguments["COLS"], launch.options)
             for launch in launches
@@ -129,9 +144,7 @@ print(len(found[86]), len(found[90]), found[86] != found[90])
 
 @pytest.mark.skipif(not has_triton(), reason=NO_TRITON)
 def test_tiles_are_those_of_the_architecture_that_is_compiled_for():
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
-    assert done.stdout.split() == ["3", "3", "True"], done.stderr
+    assert run_program(PROGRAM).split() == ["3", "3", "True"]
 
 
 def test_what_cannot_be_compiled_is_refused(monkeypatch):
@@ -148,3 +161,108 @@ def test_what_cannot_be_compiled_is_refused(monkeypatch):
     monkeypatch.setattr("dlo_lib.kernels.dispatch.has_triton", lambda: False)
     with pytest.raises(UserError, match="Triton is not installed"):
         next(compile_kernels(["vector_add"]))
+
+
+RECORD = Path(__file__).with_name("compiled.csv")
+
+
+@pytest.mark.skipif(not has_triton(), reason=NO_TRITON)
+def test_every_rule_of_every_architecture_was_compiled_and_spills_nothing():
+    """``make kernels ARGS="report --record tests/kernels/compiled.csv"`` compiles what is missing."""
+    compiled_with, rows = record.read(RECORD)
+    assert compiled_with
+    if compiled_with != version("triton"):
+        pytest.skip(f"the kernels were compiled with Triton {compiled_with}, not {version('triton')}")
+    assert {(row.sm, row.dtype) for row in rows.values()} == {
+        (str(capability), dtype) for capability in CAPABILITIES for dtype in ("bf16", "fp16", "fp32")
+    }
+    program = "import sys; from pathlib import Path; from dlo_lib.kernels.record import differences; "
+    assert run_program(program + "print(*differences(Path(sys.argv[1])), sep='\\n')", RECORD).split() == []
+
+
+# Records one operation, and records it again: nothing is compiled the second time.
+UPDATES = """
+import os, sys
+from pathlib import Path
+os.environ["TRITON_CACHE_DIR"] = sys.argv[1] + "-cache"
+from dlo_lib.kernels import record
+
+record.CASES, record.EDGES, record.CAPABILITIES = {"vector_add": None}, {}, (86, 90)
+print(*record.update(Path(sys.argv[1])))
+record.compiled = None
+print(*record.update(Path(sys.argv[1])))
+record.CASES = {}
+print(*record.update(Path(sys.argv[2])))
+"""
+
+
+@pytest.mark.skipif(not has_triton(), reason=NO_TRITON)
+def test_a_code_is_compiled_once_and_forgotten_when_no_case_has_it(tmp_path):
+    first, second = tmp_path / "first.csv", tmp_path / "second.csv"
+    stale = record.Row("0", "90", "old.kernel", "bf16", "", "1", "0", "")
+    second.write_text(f"Triton {version('triton')}\n{','.join(stale._fields)}\n{','.join(stale)}\n")
+    assert record.read(second)[1] == {("0", "90"): stale}
+    assert run_program(UPDATES, first, second).split() == []
+    compiled_with, rows = record.read(first)
+    assert compiled_with == version("triton")
+    found = {(row.sm, row.dtype) for row in rows.values()}
+    assert found == {(sm, dtype) for sm in ("86", "90") for dtype in ("bf16", "fp16", "fp32")}
+    assert len(rows) == 6  # one code for all sizes
+    for row in rows.values():
+        assert (row.kernel, row.tiles, row.instructions) == (
+            "vector_add.add_kernel", "BLOCK=1024 num_warps=4", "128-bit"
+        )  # fmt: skip
+        assert 8 <= int(row.registers) <= 64
+    assert record.read(second) == (version("triton"), {})
+
+
+# Prints whether kernels that differ by a comment, and by a constant, have one code.
+CODES = """
+import importlib.util, sys
+from pathlib import Path
+import torch
+from dlo_lib.kernels.report import code_of
+from dlo_lib.kernels.triton_code.launch import KernelLaunch
+
+def code(text, block):
+    path = Path(sys.argv[1]) / f"kernels_{len(text)}.py"
+    path.write_text("import triton\\nimport triton.language as tl\\n" + text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    x = torch.empty(64, device="meta")
+    return code_of(KernelLaunch(module.double, (1,), {"x_ptr": x, "BLOCK": block}, {"num_warps": 4}), 90)
+
+text = '''
+@triton.jit
+def double(x_ptr, BLOCK: tl.constexpr):
+    at = x_ptr + tl.arange(0, BLOCK)
+    tl.store(at, 2 * tl.load(at))
+'''
+print(code(text, 64) == code("# A comment." + text, 64), code(text, 64) == code(text, 32))
+"""
+
+
+@pytest.mark.skipif(not has_triton(), reason=NO_TRITON)
+def test_a_comment_does_not_change_the_code_of_a_kernel(tmp_path):
+    assert run_program(CODES, tmp_path).split() == ["True", "False"]
+
+
+def test_differences_from_the_record_are_named(tmp_path, monkeypatch):
+    def variant(code: str) -> record.Variant:
+        kernel = SimpleNamespace(__name__="_add_kernel", params=[])
+        launch = SimpleNamespace(kernel=kernel, arguments={}, options={"num_warps": 4})
+        return record.Variant(code, 90, "vector_add", "bf16", SIZES["3b"], launch)
+
+    monkeypatch.setattr(record, "CAPABILITIES", (90,))
+    monkeypatch.setattr(tuning, "rules_of", lambda capability: {("sum", "sm_90", 1)})
+    path = tmp_path / "compiled.csv"
+    row = record.Row("a", "90", "vector_add.add_kernel", "bf16", "num_warps=4", "22", "0", "128-bit")
+    path.write_text(f"Triton 3.9.0\n{','.join(row._fields)}\n{','.join(row)}\n")
+    monkeypatch.setattr(record, "variants", lambda capability: iter([variant("a")]))
+    unused = "no case on sm_90 uses rule 1 of sum, sm_90, in tuning.toml"
+    assert record.differences(path) == [unused]
+    monkeypatch.setattr(record, "variants", lambda capability: map(variant, "bcdefgh"))
+    missing = ["not compiled: vector_add: add_kernel in bf16 on sm_90, num_warps=4"] * 5
+    stale = "no case has this code any more: " + " ".join(row)
+    assert record.differences(path) == [unused, *missing, "and 2 more", stale]

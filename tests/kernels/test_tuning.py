@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dlo_lib.base.errors import UserError
+from dlo_lib.kernels.dispatch import KernelBackend, backend_for_rows, using
 from dlo_lib.kernels.triton_code import tuning
 
 TABLES = {
@@ -79,6 +80,34 @@ def test_what_is_kept_of_the_values_is_kept_under_another_number(tables):
         seen.append(tuning.changes())
     seen.append(tuning.changes())
     assert len(set(seen)) == 5
+
+
+def test_the_rules_of_an_architecture_that_a_call_uses_are_known(tables):
+    assert tuning.rules_of(90) == tuning.rules_of(100) == {("sum", "sm_90", 0), ("sum", "sm_90", 1)}
+    assert tuning.rules_of(103) == {("sum", "sm_103", 0)}
+    assert tuning.rules_of(86) == {("sum", "default", place) for place in range(3)}
+    with tuning.used_rules() as outer:
+        with tuning.compiled_for(86):
+            ask()
+        with tuning.used_rules() as inner, tuning.compiled_for(100):
+            ask(columns=128)
+            ask(columns=128)
+    assert (outer, inner) == ({("sum", "default", 1)}, {("sum", "sm_90", 0)})
+    ask(columns=9)
+    assert len(outer) == 1
+
+
+def test_fp32_rows_whose_kernel_would_spill_are_left_to_pytorch(monkeypatch):
+    monkeypatch.setattr("dlo_lib.kernels.dispatch.has_triton", lambda: True)
+    with using(KernelBackend.TRITON):
+        for columns, dtype, expected in (
+            (8192, torch.float32, KernelBackend.TRITON),
+            (8193, torch.float32, KernelBackend.TORCH),
+            (16384, torch.bfloat16, KernelBackend.TRITON),
+            (16385, torch.bfloat16, KernelBackend.TORCH),
+        ):
+            x = torch.empty(2, columns, dtype=dtype, device=META)
+            assert backend_for_rows(x) is expected, (columns, dtype)
 
 
 def test_a_caller_may_change_what_it_receives(tables):

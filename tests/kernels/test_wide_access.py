@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from dlo_lib.kernels.cases import SIZES, run_forward_and_backward
 from dlo_lib.kernels.dispatch import KernelBackend, using
-from dlo_lib.kernels.report import _source_of
+from dlo_lib.kernels.report import source_of
 from dlo_lib.kernels.triton_code.launch import recorded
 from dlo_lib.kernels.triton_code.tuning import compiled_for
 
@@ -29,8 +29,8 @@ with using(KernelBackend.TRITON), compiled_for(90), recorded() as launches:
         run_forward_and_backward(name, torch.bfloat16, "meta")
     odd = dataclasses.replace(SIZES["3b"], vocab=50_257)
     run_forward_and_backward("cross_entropy", torch.bfloat16, "meta", odd)
-for launch in {str(launch.kernel) + str(_source_of(launch)): launch for launch in launches}.values():
-    signature, constants, attributes = _source_of(launch)
+for launch in {str(launch.kernel) + str(source_of(launch)): launch for launch in launches}.values():
+    signature, constants, attributes = source_of(launch)
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
     ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch.options).asm["ptx"]
     loads = re.findall(r"ld\\.global\\S*v4\\.b32|cp\\.async\\.cg.*, 0x10", ptx)

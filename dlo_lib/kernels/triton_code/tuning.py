@@ -7,7 +7,7 @@ list of rules: the first rule whose conditions hold for the shape of a call give
     # {"ROWS": 128, "COLS": 64, "num_warps": 8, "num_stages": 2}
 
 ``trying`` replaces values, which is how a search measures them; ``compiled_for`` selects an architecture
-where no GPU is, for kernels that are compiled ahead of time.
+where no GPU is, for kernels that are compiled ahead of time; ``used_rules`` says which rules they use.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _TRIED: dict[str, dict[str, int]] = {}
 _ARCHITECTURE: list[str] = []
 _CHANGES = [0]
+Rule = tuple[str, str, int]
+"""A kernel, the name of one of its tables, and the place of the rule in it, from 0."""
+_USED: list[set[Rule]] = []
 
 
 def tuned(kernel: str, device: torch.device, **shape: Any) -> dict[str, int]:
@@ -44,7 +47,10 @@ def tuned(kernel: str, device: torch.device, **shape: Any) -> dict[str, int]:
     Raises:
         UserError: no table has the name, or no rule holds for the shape.
     """
-    values = dict(_found(kernel, _architecture(device), tuple(shape.items())))
+    table, place = _found(kernel, _architecture(device), tuple(shape.items()))
+    if _USED:
+        _USED[-1].add((kernel, table, place))
+    values = {name: value for name, value in _table(kernel)[table][place].items() if name != "when"}
     return values | _TRIED[kernel] if kernel in _TRIED else values
 
 
@@ -106,6 +112,26 @@ def compiled_for(capability: int) -> Iterator[None]:
         _CHANGES[0] += 1
 
 
+@contextlib.contextmanager
+def used_rules() -> Iterator[set[Rule]]:
+    """Collect the rules whose values ``tuned`` returns inside the context. A plan that is kept asks for none:
+    enter ``compiled_for`` inside the context, which computes plans again."""
+    _USED.append(set())
+    try:
+        yield _USED[-1]
+    finally:
+        _USED.pop()
+
+
+def rules_of(capability: int) -> set[Rule]:
+    """Return all rules of all kernels that hold for a compute capability."""
+    found: set[Rule] = set()
+    for kernel, table in _tables()["kernels"].items():
+        name = _name_of_table(kernel, f"sm_{capability}")
+        found |= {(kernel, name, place) for place in range(len(table[name]))}
+    return found
+
+
 @lru_cache(maxsize=256)
 def _architecture_of(device: torch.device) -> str:
     if device.type == "cuda":
@@ -132,14 +158,21 @@ def _table(kernel: str) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-@lru_cache(maxsize=4096)
-def _found(kernel: str, arch: str, shape: tuple[tuple[str, Any], ...]) -> dict[str, int]:
-    """Return the values of the first rule that holds; callers copy them."""
-    table, given = _table(kernel), {name: _DTYPES.get(value, value) for name, value in shape}
+def _name_of_table(kernel: str, arch: str) -> str:
+    """Return the name of the table of a kernel that has the rules of an architecture."""
+    table = _table(kernel)
     arch = arch if arch in table else _tables()["like"].get(arch, arch)
-    for rule in table.get(arch, table[DEFAULT]):
+    return arch if arch in table else DEFAULT
+
+
+@lru_cache(maxsize=4096)
+def _found(kernel: str, arch: str, shape: tuple[tuple[str, Any], ...]) -> tuple[str, int]:
+    """Return the table and the place of the first rule that holds."""
+    given = {name: _DTYPES.get(value, value) for name, value in shape}
+    table = _name_of_table(kernel, arch)
+    for place, rule in enumerate(_table(kernel)[table]):
         if all(_holds(kernel, given, name, value) for name, value in rule.get("when", {}).items()):
-            return {name: value for name, value in rule.items() if name != "when"}
+            return table, place
     raise UserError(
         f"tuning.toml has no rule of {kernel} for {arch} and {given}: add one, without conditions, at the end"
     )
