@@ -37,7 +37,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 _SHOWN = 5
 
 
-class Row(NamedTuple):
+class RecordedCode(NamedTuple):
     """A line of the file: a code on one architecture, and what the compiler allocates.
 
     Attributes:
@@ -60,12 +60,12 @@ class Row(NamedTuple):
     instructions: str
 
 
-_Part = tuple[set[tuple[str, str]], list[Row], list[str]]
+_Part = tuple[set[tuple[str, str]], list[RecordedCode], list[str]]
 """The codes of a dtype on one architecture, and the rows and the problems of those that were compiled."""
 
 
 @dataclass(frozen=True)
-class Variant:
+class CodeVariant:
     """A launch whose code differs from that of the others of its architecture."""
 
     code: str
@@ -108,7 +108,7 @@ def _cases(dtypes: Sequence[str]) -> Iterator[tuple[str, str, Size]]:
         yield from ((name, dtype, SIZES["3b"]) for name in EDGES if name.startswith(_EDGES[dtype]))
 
 
-def variants(capability: int, dtypes: Sequence[str] = tuple(DTYPES)) -> Iterator[Variant]:
+def variants(capability: int, dtypes: Sequence[str] = tuple(DTYPES)) -> Iterator[CodeVariant]:
     """Yield each different code of the cases and edges for one architecture, in the given dtypes."""
     seen: set[str] = set()
     names: set[str] = set()
@@ -125,7 +125,7 @@ def variants(capability: int, dtypes: Sequence[str] = tuple(DTYPES)) -> Iterator
                 code = _name_of(signature, f"{options}\n", launch, capability)
                 if code not in names:
                     names.add(code)
-                    yield Variant(code, capability, operation, dtype, size, launch)
+                    yield CodeVariant(code, capability, operation, dtype, size, launch)
 
 
 _NAMES: dict[str, str] = {}
@@ -139,7 +139,7 @@ def _name_of(signature: str, options: str, launch: Any, capability: int) -> str:
     return _NAMES[signature]
 
 
-def read(path: Path) -> tuple[str, dict[tuple[str, str], Row]]:
+def read(path: Path) -> tuple[str, dict[tuple[str, str], RecordedCode]]:
     """Return the version of Triton that compiled the kernels of a file, and its rows by code and capability.
 
     Returns:
@@ -148,22 +148,22 @@ def read(path: Path) -> tuple[str, dict[tuple[str, str], Row]]:
     if not path.exists():
         return "", {}
     first, _, rest = path.read_text(encoding="utf-8").partition("\n")
-    rows = [Row(**row) for row in csv.DictReader(io.StringIO(rest))]
+    rows = [RecordedCode(**row) for row in csv.DictReader(io.StringIO(rest))]
     return first.removeprefix("Triton "), {(row.code, row.sm): row for row in rows}
 
 
-def _write(path: Path, rows: Mapping[tuple[str, str], Row]) -> None:
+def _write(path: Path, rows: Mapping[tuple[str, str], RecordedCode]) -> None:
     import triton
 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row._fields)
+    writer.writerow(RecordedCode._fields)
     ordered = sorted(rows.values(), key=_order)
     writer.writerows(ordered)
     write_text(path, f"Triton {triton.__version__}\n{text.getvalue()}")
 
 
-def _order(row: Row) -> tuple[Any, ...]:
+def _order(row: RecordedCode) -> tuple[Any, ...]:
     return row.kernel, row.dtype, int(row.sm), row.tiles, row.code
 
 
@@ -187,7 +187,7 @@ def update(path: Path, jobs: int = 1) -> Iterator[str]:
     _write(path, {key: row for key, row in rows.items() if key in current})
 
 
-def _parts(known: Mapping[tuple[str, str], Row], jobs: int) -> Iterator[_Part]:
+def _parts(known: Mapping[tuple[str, str], RecordedCode], jobs: int) -> Iterator[_Part]:
     """Compile in ``jobs`` processes; a part is a dtype on one architecture."""
     parts = [(capability, dtype, set(known)) for dtype in DTYPES for capability in CAPABILITIES]
     if jobs == 1:
@@ -211,7 +211,7 @@ def _missing(capability: int, dtype: str, known: set[tuple[str, str]]) -> _Part:
             problems.append(f"{dtype}, {_tiles(variant.launch)}: {made.problem}")
             continue
         rows.append(
-            Row(
+            RecordedCode(
                 *variant.key,
                 kernel=f"{variant.operation.partition(',')[0]}.{made.kernel}",
                 dtype=dtype,

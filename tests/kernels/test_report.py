@@ -199,7 +199,7 @@ print(*record.update(Path(sys.argv[2])))
 @pytest.mark.skipif(not has_triton(), reason=NO_TRITON)
 def test_a_code_is_compiled_once_and_forgotten_when_no_case_has_it(tmp_path):
     first, second = tmp_path / "first.csv", tmp_path / "second.csv"
-    stale = record.Row("0", "90", "old.kernel", "bf16", "", "1", "0", "")
+    stale = record.RecordedCode("0", "90", "old.kernel", "bf16", "", "1", "0", "")
     second.write_text(f"Triton {version('triton')}\n{','.join(stale._fields)}\n{','.join(stale)}\n")
     assert record.read(second)[1] == {("0", "90"): stale}
     assert run_program(UPDATES, first, second).split() == []
@@ -249,15 +249,15 @@ def test_a_comment_does_not_change_the_code_of_a_kernel(tmp_path):
 
 
 def test_differences_from_the_record_are_named(tmp_path, monkeypatch):
-    def variant(code: str) -> record.Variant:
+    def variant(code: str) -> record.CodeVariant:
         kernel = SimpleNamespace(__name__="_add_kernel", params=[])
         launch = SimpleNamespace(kernel=kernel, arguments={}, options={"num_warps": 4})
-        return record.Variant(code, 90, "vector_add", "bf16", SIZES["3b"], launch)
+        return record.CodeVariant(code, 90, "vector_add", "bf16", SIZES["3b"], launch)
 
     monkeypatch.setattr(record, "CAPABILITIES", (90,))
     monkeypatch.setattr(tuning, "rules_of", lambda capability: {("sum", "sm_90", 1)})
     path = tmp_path / "compiled.csv"
-    row = record.Row("a", "90", "vector_add.add_kernel", "bf16", "num_warps=4", "22", "0", "128-bit")
+    row = record.RecordedCode("a", "90", "vector_add.add_kernel", "bf16", "num_warps=4", "22", "0", "128-bit")
     path.write_text(f"Triton 3.9.0\n{','.join(row._fields)}\n{','.join(row)}\n")
     monkeypatch.setattr(record, "variants", lambda capability: iter([variant("a")]))
     unused = "no case on sm_90 uses rule 1 of sum, sm_90, in tuning.toml"
