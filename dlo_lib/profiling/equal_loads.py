@@ -43,10 +43,10 @@ def equal_loads() -> Iterator[None]:
             loads = [loads[start : start + size] for start in range(0, len(loads), size)]
         return (loads * len(counts))[: len(counts)]
 
-    def repeat_interleave(self: Tensor, repeats: Any, *rest: Any) -> Tensor:
+    def repeat_interleave(self: Tensor, repeats: Any, *rest: Any, **options: Any) -> Tensor:
         if isinstance(repeats, Tensor):  # the expert of every row
             return self.new_empty(choices)
-        return Tensor.repeat_interleave(self, repeats, *rest)
+        return Tensor.repeat_interleave(self, repeats, *rest, **options)
 
     # A TorchFunctionMode would not see the forward that a checkpoint repeats in backward.
     with (
