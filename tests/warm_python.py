@@ -3,7 +3,8 @@
 
 A fork has the arguments, the environment, the working directory, the standard files and the Linux namespaces
 of the process that runs this script, and receives the signals that this process receives. Its process id and
-its parent are others.
+its parent are others, so the ranks of a node do not find each other by their parent: a test of what ends them
+needs a real Python.
 
 Run as a script by :func:`write_warm_python`'s, which needs 15 ms; the module imports nothing that is slow.
 """

@@ -233,8 +233,7 @@ def under_srun(port: int, arguments: list[str]) -> list[subprocess.Popen]:
     }
     slurm |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return [
-        start([sys.executable, *COMMAND[1:], *arguments], SLURM_PROCID=rank, SLURM_LOCALID=rank, **slurm)
-        for rank in ("0", "1")
+        start([*COMMAND, *arguments], SLURM_PROCID=rank, SLURM_LOCALID=rank, **slurm) for rank in ("0", "1")
     ]
 
 
@@ -247,7 +246,7 @@ def ended(ranks: list[subprocess.Popen]) -> list[str]:
             rank.kill()
 
 
-def test_under_srun_bad_input_is_one_line_from_one_rank_and_status_2_everywhere(small_run, warm_python):
+def test_under_srun_bad_input_is_one_line_from_one_rank_and_status_2_everywhere(small_run):
     config = small_run(steps=2)  # --parallel none
     ranks = under_srun(free_port(), options(config))
     errors = "".join(ended(ranks))
@@ -259,7 +258,7 @@ def test_under_srun_bad_input_is_one_line_from_one_rank_and_status_2_everywhere(
     assert not Path(config.out).exists()
 
 
-def test_under_srun_a_port_in_use_is_one_line_and_no_rank_waits(small_run, warm_python):
+def test_under_srun_a_port_in_use_is_one_line_and_no_rank_waits(small_run):
     """Only rank 0 knows the reason; what watches the machine's ranks ends the others."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
