@@ -183,7 +183,8 @@ def _needs_memory(reader: Node) -> bool:
 
 
 def _is_view(node: Node) -> bool:
-    return node.target is operator.getitem or bool(getattr(node.target, "is_view", False))
+    target = node.target
+    return target is operator.getitem or (isinstance(target, torch._ops.OpOverload) and target.is_view)
 
 
 def _is_inlined(node: Node) -> bool:
