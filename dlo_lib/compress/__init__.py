@@ -1,0 +1,4 @@
+"""Smaller models.
+
+The room imports ``base`` and ``models``.
+"""
