@@ -14,6 +14,7 @@ The commands:
 - ``leaderboard``: what the judge measured of a class
 - ``plan``: the best plan of a model on a number of GPUs
 - ``parity``: the trainer of another project against one process
+- ``generate``: text by a trained run
 - ``jobs``: the submitted jobs
 - ``jobs_table``: their table
 - ``jupyter``: starts JupyterLab
@@ -41,9 +42,9 @@ Shared functions:
 - ``reports``: prints progress and reports
 - ``out``: the file of ``--out``
 
-The commands import ``cluster``, ``grading``, ``hardware``, ``hub``, ``labkit``, ``launch``, ``models``,
-``parallel``, ``planner``, ``profiling`` and ``train`` when they run, because `dlo --help` must not import
-torch or nbgrader.
+The commands import ``cluster``, ``data``, ``grading``, ``hardware``, ``hub``, ``inference``, ``labkit``,
+``launch``, ``models``, ``parallel``, ``planner``, ``profiling`` and ``train`` when they run, because
+`dlo --help` must not import torch or nbgrader.
 """
 
 from __future__ import annotations

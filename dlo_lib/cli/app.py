@@ -18,6 +18,7 @@ from dlo_lib.base.errors import UserError
 from dlo_lib.cli import course, jobs, make
 from dlo_lib.cli.deadlines import deadlines
 from dlo_lib.cli.diagnosis import Diagnosis
+from dlo_lib.cli.generate import generate
 from dlo_lib.cli.grade import grade
 from dlo_lib.cli.leaderboard import leaderboard
 from dlo_lib.cli.parity import parity
@@ -182,6 +183,7 @@ app.command()(course.receipt)
 app.add_typer(jobs.jobs, name="jobs")
 app.command()(plan)
 app.command()(parity)
+app.command()(generate)
 for command in (
     make.course,
     course.release,

@@ -169,8 +169,8 @@ class Scheduler:
         complete = []
         for part in parts:
             request = part.request
-            request.table.length = part.start + part.count
-            if self.share_prefixes:
+            end = request.table.length = part.start + part.count
+            if self.share_prefixes and part.start // self.pool.block_size < end // self.pool.block_size:
                 self.pool.publish(request.table, request.tokens)
             if part.last:
                 request.output.append(tokens[request.number])
