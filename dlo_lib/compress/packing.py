@@ -14,7 +14,7 @@ Paper of ternary weights: BitNet b1.58 (arXiv:2402.17764).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -66,14 +66,21 @@ def unpack_ternary(packed: Tensor, n: int, values_per_byte: int = 5) -> Tensor:
 def stored_bytes(stored: nn.Module | Iterable[Tensor]) -> int:
     """Return the bytes of tensors, or of what the ``state_dict`` of a module saves.
 
-    A storage that several tensors share counts once, as in a file, with all of its bytes.
+    A storage that several tensors share counts once, as in a file, with all of its bytes. Of a subclass that
+    wraps tensors, such as those of torchao, the tensors inside count.
     """
-    tensors = stored.state_dict().values() if isinstance(stored, nn.Module) else stored
-    storages = {
-        (tensor.device, tensor.untyped_storage().data_ptr()): tensor.untyped_storage().nbytes()
-        for tensor in tensors
-    }
-    return sum(storages.values())
+    tensors = list(stored.state_dict().values() if isinstance(stored, nn.Module) else stored)
+    storages = [part.untyped_storage() for tensor in tensors for part in _parts(tensor)]
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    for name in flatten()[0]:
+        yield from _parts(getattr(tensor, name))
 
 
 def _ternary_base(values_per_byte: int) -> int:

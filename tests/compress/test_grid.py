@@ -167,6 +167,7 @@ def test_integers_out_of_range_are_refused() -> None:
 def test_shared_storage_counts_once() -> None:
     x = torch.zeros(10)
     assert stored_bytes([x, x.view(2, 5), torch.zeros(3, dtype=torch.int8)]) == 43
+    assert stored_bytes(torch.zeros(size, device="meta") for size in (2, 0, 3)) == 20
     linear = torch.nn.Linear(3, 2)
     assert stored_bytes(linear) == 4 * 8
 
