@@ -14,13 +14,14 @@ Paper: N. Shazeer, Fast Transformer Decoding (arXiv:1911.02150); GQA (arXiv:2305
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dlo_lib.base.errors import UserError, require_count
-from dlo_lib.models.llama import Llama, LlamaConfig, rope_frequencies
+from dlo_lib.models.llama import Block, Llama, LlamaConfig, rope_frequencies
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Of a layer's number, q (tokens, num_heads, head_dim), k and v (tokens, num_kv_heads, head_dim); returns
@@ -45,11 +46,14 @@ def forward_tokens(model: Llama, tokens: Tensor, positions: Tensor, attend: Atte
     """
     config = model.config
     x = model.embed_tokens(tokens).unsqueeze(0)  # (1, tokens, hidden)
+    if not tokens.shape[0]:
+        return x[0]
     angles = torch.outer(positions.float(), rope_frequencies(config, x.device))
     angles = torch.cat((angles, angles), dim=-1)
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     heads = (1, tokens.shape[0], -1, config.head_dim)
-    for layer, block in enumerate(model.layers):
+    for layer, module in enumerate(model.layers):
+        block = cast(Block, module)
         attention = block.self_attn
         normed = block.input_layernorm(x)
         q = attention.rotate(attention.q_proj(normed).view(heads).transpose(1, 2), cos, sin)

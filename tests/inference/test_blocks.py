@@ -49,10 +49,12 @@ class Memory:
 @pytest.mark.parametrize("seed", range(6))
 def test_random_streams_leak_nothing_and_never_mix_sequences(seed: int) -> None:
     draw = random.Random(seed)
-    memory = Memory(BlockPool(draw.randint(1, 14), draw.randint(1, 4)))
+    memory = Memory(BlockPool(draw.randint(10, 20), draw.randint(2, 4)))
     pool, shared, copied, refused = memory.pool, 0, 0, 0
     for _ in range(400):
-        action = draw.choice(("begin", "append", "append", "fork", "cut", "release"))
+        action = draw.choice(("begin", "append", "append", "fork", "fork", "cut", "release"))
+        if len(memory.tables) > 9:
+            action = "release"
         if action == "begin":
             # Two letters, so that equal prefixes are frequent.
             prompt = [draw.randrange(2) for _ in range(draw.randrange(9))]
@@ -67,7 +69,9 @@ def test_random_streams_leak_nothing_and_never_mix_sequences(seed: int) -> None:
             table, stored = memory.tables[number]
             if action == "append":
                 before = list(table.blocks)
-                done = memory.append(table, stored, [draw.randrange(2) for _ in range(draw.randrange(4))])
+                done = memory.append(
+                    table, stored, [draw.randrange(2) for _ in range(draw.choice((0, 1, 2, 3, 25)))]
+                )
                 refused += not done
                 copied += table.blocks[: len(before)] != before
                 pool.publish(table, stored)
@@ -80,7 +84,7 @@ def test_random_streams_leak_nothing_and_never_mix_sequences(seed: int) -> None:
                 pool.release(table)
                 del memory.tables[number]
         memory.check()
-    assert shared and copied and refused  # the stream has met each case
+    assert min(shared, copied, refused) > 0  # the stream has met each case
     for table, _ in memory.tables:
         pool.release(table)
     assert pool.num_free == pool.num_blocks
@@ -123,7 +127,7 @@ def test_a_released_prefix_is_found_until_its_block_is_needed() -> None:
     pool.publish(table, [7, 8])
     pool.release(table)
     again = pool.share([7, 8])
-    assert again.length == 2 and pool.num_free == 1
+    assert (again.length, pool.num_free) == (2, 1)
     pool.release(again)
     pool.reserve(BlockTable(), 4)
     assert pool.share([7, 8]).length == 0
@@ -136,6 +140,6 @@ def test_a_released_table_is_empty_and_admissions_leave_the_watermark() -> None:
     table.length = 3
     pool.release(table)
     assert (table.blocks, table.length, pool.num_free) == ([], 0, 4)
-    assert pool.can_admit(3) and not pool.can_admit(4)
+    assert [pool.can_admit(blocks) for blocks in (3, 4)] == [True, False]
     with pytest.raises(UserError, match="use at least 0"):
         BlockPool(4, 2, watermark=-1)

@@ -18,7 +18,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "pre-emption": {"blocks": 9, "block_size": 2},
     "pre-emption, chunks": {"blocks": 9, "block_size": 2, "token_budget": 4},
     "pre-emption, no sharing": {"blocks": 9, "block_size": 2, "share_prefixes": False},
-    "watermark": {"blocks": 11, "block_size": 2, "watermark": 2, "token_budget": 6},
+    "pre-emption, watermark": {"blocks": 11, "block_size": 2, "watermark": 2, "token_budget": 6},
     "two at a time": {"block_size": 1, "max_running": 2, "blocks": 64},
     "static": {"block_size": 5, "batching": Batching.STATIC, "max_running": 3},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -84,7 +85,7 @@ def test_arrivals_are_a_poisson_process() -> None:
     count = 4000
     load = poisson_arrivals(2.0, [(1,)] * count, [SamplingParams()] * count, seed=7)
     times = [0.0, *(one.time for one in load)]
-    gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(times)]
     assert all(gap >= 0 for gap in gaps)
     # Chebyshev and Hoeffding, with a seed that does not change
     assert sum(gaps) / count == pytest.approx(0.5, abs=0.05)
@@ -97,7 +98,8 @@ def test_arrivals_are_a_poisson_process() -> None:
 def test_empty_loads_and_wrong_ones() -> None:
     empty = report([])
     assert (empty.throughput, empty.goodput(1, 1), empty.iterations) == (0, 0, 0)
-    assert math.isnan(empty.ttft()) and math.isnan(empty.itl())
+    assert math.isnan(empty.ttft())
+    assert math.isnan(empty.itl())
     for rate in (0, -1, math.nan, math.inf):
         with pytest.raises(UserError, match="rate is"):
             poisson_arrivals(rate, [], [])

@@ -48,7 +48,8 @@ def test_a_draw_inverts_the_sum_and_never_takes_an_impossible_token() -> None:
 def test_draws_are_uniform_and_depend_on_seed_and_number() -> None:
     drawn = [uniform(3, number) for number in range(2000)]
     assert drawn == [uniform(3, number) for number in range(2000)]
-    assert len(set(drawn)) == 2000 and all(0 <= u < 1 for u in drawn)
+    assert len(set(drawn)) == 2000
+    assert all(0 <= u < 1 for u in drawn)
     assert uniform(4, 0) != drawn[0]
     # Hoeffding: a distance above 0.1 of the distribution function has a probability below 1e-16.
     assert all(abs(sum(u < t for u in drawn) / 2000 - t) < 0.1 for t in (0.1, 0.5, 0.9))

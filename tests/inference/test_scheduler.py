@@ -83,11 +83,14 @@ def test_random_loads_keep_every_promise(seed: int) -> None:
         if pending:
             scheduler.add(pending.pop(0))
         decoding = [one for one in scheduler.running if one.left == 1]
+        before = list(scheduler.running)
         parts = scheduler.schedule()
         assert parts
         assert budget is None or sum(part.count for part in parts) <= budget
         assert len(scheduler.running) <= scheduler.max_running
         chosen = [part.request for part in parts]
+        if len(scheduler.running) > 1 and any(one not in before for one in scheduler.running):
+            assert pool.num_free >= pool.watermark
         assert len(set(map(id, chosen))) == len(chosen)
         # Decodes are first, and none that kept its blocks waits while the budget lasts.
         alive = [one for one in decoding if one in scheduler.running]

@@ -95,6 +95,7 @@ def test_drawn_tokens_have_the_targets_distribution() -> None:
     want = {}
     other = {}
     for net, into in ((target, want), (draft, other)):
+        net.requires_grad_(False)
         first = probabilities(net(torch.tensor([[1, 2]]))[0, -1], base)
         for a in range(3):
             second = probabilities(net(torch.tensor([[1, 2, a]]))[0, -1], base)
