@@ -15,7 +15,7 @@ The room imports ``base`` and ``models``.
 
 from dlo_lib.inference.blocks import BlockPool, BlockTable
 from dlo_lib.inference.cache import KVCache, cache_bytes, forward_cached
-from dlo_lib.inference.engine import Completion, Engine, Step, generate_plain
+from dlo_lib.inference.engine import Completion, Engine, Iteration, generate_plain
 from dlo_lib.inference.load import (
     Arrival,
     DryEngine,
@@ -27,29 +27,29 @@ from dlo_lib.inference.load import (
 )
 from dlo_lib.inference.paged import PagedCache, forward_paged, paged_attention
 from dlo_lib.inference.sampling import SamplingParams, next_token, probabilities
-from dlo_lib.inference.scheduler import Batching, Part, Request, Scheduler
+from dlo_lib.inference.scheduler import Batching, BatchPart, BatchScheduler, GenerationRequest
 from dlo_lib.inference.speculative import Speculated, expected_tokens, generate_speculative, judge
 from dlo_lib.inference.static import generate_static
 
 __all__ = [
     "Arrival",
+    "BatchPart",
+    "BatchScheduler",
     "Batching",
     "BlockPool",
     "BlockTable",
     "Completion",
     "DryEngine",
     "Engine",
+    "GenerationRequest",
+    "Iteration",
     "IterationCost",
     "KVCache",
     "LoadReport",
     "PagedCache",
-    "Part",
-    "Request",
     "SamplingParams",
-    "Scheduler",
     "Served",
     "Speculated",
-    "Step",
     "cache_bytes",
     "expected_tokens",
     "forward_cached",

@@ -22,7 +22,7 @@ from dlo_lib.inference.blocks import BlockPool
 from dlo_lib.inference.cache import require_positions
 from dlo_lib.inference.paged import PagedCache, forward_paged
 from dlo_lib.inference.sampling import SamplingParams, next_token
-from dlo_lib.inference.scheduler import Batching, Request, Scheduler
+from dlo_lib.inference.scheduler import Batching, BatchScheduler, GenerationRequest
 from dlo_lib.models.llama import Llama
 
 
@@ -38,7 +38,7 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Step:
+class Iteration:
     """What an iteration did.
 
     Args:
@@ -86,7 +86,7 @@ class Engine:
         self.model = model
         self.pool = BlockPool(blocks, block_size, watermark)
         self.cache = PagedCache(model.config, self.pool, weight.dtype, weight.device)
-        self.scheduler = Scheduler(self.pool, token_budget, max_running, batching, share_prefixes)
+        self.scheduler = BatchScheduler(self.pool, token_budget, max_running, batching, share_prefixes)
         self._next_number = 0
 
     def add_request(self, prompt: Sequence[int], params: SamplingParams) -> int:
@@ -98,16 +98,16 @@ class Engine:
         """
         require_prompt(self.model, prompt)
         require_positions(self.model.config, len(prompt) + params.max_tokens - 1)
-        request = Request(self._next_number, [int(token) for token in prompt], params)
+        request = GenerationRequest(self._next_number, [int(token) for token in prompt], params)
         self.scheduler.add(request)
         self._next_number += 1
         return request.number
 
-    def step(self) -> Step:
+    def step(self) -> Iteration:
         """Run one iteration."""
         parts = self.scheduler.schedule()
         if not parts:
-            return Step(0, 0, {}, ())
+            return Iteration(0, 0, {}, ())
         for part in parts:
             self.cache.copy(part.copies)
         spans = [(part.request.tokens[part.start :][: part.count], part.request.table) for part in parts]
@@ -118,7 +118,7 @@ class Engine:
             if part.last
         }
         complete = self.scheduler.update(parts, tokens)
-        return Step(
+        return Iteration(
             sum(part.count for part in parts),
             sum(part.start + part.count for part in parts),
             tokens,
@@ -151,7 +151,7 @@ class Engine:
         return [done[number] for number in numbers]
 
 
-def completion_of(request: Request) -> Completion:
+def completion_of(request: GenerationRequest) -> Completion:
     """Return the result of a complete request."""
     stopped = bool(request.output) and request.output[-1] in request.params.stop
     tokens = tuple(request.output)
@@ -182,7 +182,7 @@ def generate_plain(model: Llama, prompt: Sequence[int], params: SamplingParams) 
     """
     require_prompt(model, prompt)
     require_positions(model.config, len(prompt) + params.max_tokens - 1)
-    request = Request(0, [int(token) for token in prompt], params)
+    request = GenerationRequest(0, [int(token) for token in prompt], params)
     device = model.embed_tokens.weight.device
     while not request.complete:
         logits = model(torch.tensor([request.tokens], device=device))[0, -1]

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dlo_lib.base.errors import UserError, require_count
-from dlo_lib.inference.engine import Step, completion_of
+from dlo_lib.inference.engine import Iteration, completion_of
 from dlo_lib.inference.sampling import SamplingParams, uniform
-from dlo_lib.inference.scheduler import Request, Scheduler
+from dlo_lib.inference.scheduler import BatchScheduler, GenerationRequest
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class IterationCost:
     per_token: float
     per_past: float = 0.0
 
-    def __call__(self, step: Step) -> float:
+    def __call__(self, step: Iteration) -> float:
         """Return the seconds of an iteration."""
         return self.fixed + self.per_token * step.computed + self.per_past * step.past
 
@@ -57,7 +57,7 @@ class Serves(Protocol):
         """Queue a request and return its number."""
         ...
 
-    def step(self) -> Step:
+    def step(self) -> Iteration:
         """Run one iteration."""
         ...
 
@@ -68,7 +68,9 @@ class DryEngine:
     A continuation then has ``max_tokens`` tokens, so that a load of many requests costs no computation.
     """
 
-    def __init__(self, scheduler: Scheduler, answer: Callable[[Request], int] = lambda request: 0) -> None:
+    def __init__(
+        self, scheduler: BatchScheduler, answer: Callable[[GenerationRequest], int] = lambda request: 0
+    ) -> None:
         self.scheduler, self.answer = scheduler, answer
         self._next_number = 0
 
@@ -78,16 +80,16 @@ class DryEngine:
         Raises:
             UserError: the scheduler refuses it.
         """
-        self.scheduler.add(Request(self._next_number, list(prompt), params))
+        self.scheduler.add(GenerationRequest(self._next_number, list(prompt), params))
         self._next_number += 1
         return self._next_number - 1
 
-    def step(self) -> Step:
+    def step(self) -> Iteration:
         """Run one iteration."""
         parts = self.scheduler.schedule()
         tokens = {part.request.number: self.answer(part.request) for part in parts if part.last}
         complete = self.scheduler.update(parts, tokens)
-        return Step(
+        return Iteration(
             sum(part.count for part in parts),
             sum(part.start + part.count for part in parts),
             tokens,
@@ -160,7 +162,10 @@ def poisson_arrivals(
 
 
 def serve(
-    engine: Serves, arrivals: Sequence[Arrival], cost: Callable[[Step], float], max_steps: int = 1_000_000
+    engine: Serves,
+    arrivals: Sequence[Arrival],
+    cost: Callable[[Iteration], float],
+    max_steps: int = 1_000_000,
 ) -> LoadReport:
     """Serve requests in a simulated clock, which advances by ``cost(step)`` for each iteration.
 

@@ -11,13 +11,13 @@ from dlo_lib.base.errors import UserError
 from dlo_lib.inference import (
     Arrival,
     Batching,
+    BatchScheduler,
     BlockPool,
     DryEngine,
     Engine,
     IterationCost,
     LoadReport,
     SamplingParams,
-    Scheduler,
     poisson_arrivals,
     serve,
 )
@@ -31,7 +31,7 @@ def arrival(time: float, prompt: int, tokens: int) -> Arrival:
 
 
 def report(arrivals: list[Arrival], budget: int | None = None, **options: object) -> LoadReport:
-    scheduler = Scheduler(BlockPool(2000, 4), budget, share_prefixes=False, **options)
+    scheduler = BatchScheduler(BlockPool(2000, 4), budget, share_prefixes=False, **options)
     return serve(DryEngine(scheduler), arrivals, COST)
 
 
@@ -52,7 +52,7 @@ def test_times_are_those_computed_by_hand() -> None:
 
 def test_attention_costs_the_stored_tokens_that_it_reads() -> None:
     cost = IterationCost(fixed=0, per_token=0, per_past=1)
-    got = serve(DryEngine(Scheduler(BlockPool(9, 4))), [arrival(0, 3, 3)], cost)
+    got = serve(DryEngine(BatchScheduler(BlockPool(9, 4))), [arrival(0, 3, 3)], cost)
     assert got.served[0].times == (3, 7, 12)
 
 
@@ -78,7 +78,7 @@ def test_the_engine_and_the_scheduler_alone_take_the_same_time() -> None:
     load = poisson_arrivals(0.5, given, [SamplingParams(max_tokens=5)] * 6, seed=1)
     sizes = {"token_budget": 5, "share_prefixes": False}
     real = serve(Engine(model(), blocks=12, block_size=2, **sizes), load, COST)
-    assert real == serve(DryEngine(Scheduler(BlockPool(12, 2), **sizes)), load, COST)
+    assert real == serve(DryEngine(BatchScheduler(BlockPool(12, 2), **sizes)), load, COST)
 
 
 def test_arrivals_are_a_poisson_process() -> None:
@@ -106,4 +106,4 @@ def test_empty_loads_and_wrong_ones() -> None:
     with pytest.raises(UserError, match="one for each"):
         poisson_arrivals(1, [(1,)], [])
     with pytest.raises(UserError, match="use more steps"):
-        serve(DryEngine(Scheduler(BlockPool(9, 4))), [arrival(0, 3, 9)], COST, max_steps=2)
+        serve(DryEngine(BatchScheduler(BlockPool(9, 4))), [arrival(0, 3, 9)], COST, max_steps=2)

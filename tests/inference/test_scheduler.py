@@ -7,14 +7,14 @@ import random
 import pytest
 
 from dlo_lib.base.errors import UserError
-from dlo_lib.inference import Batching, BlockPool, Request, SamplingParams, Scheduler
+from dlo_lib.inference import Batching, BatchScheduler, BlockPool, GenerationRequest, SamplingParams
 
 
-def request(number: int, prompt: int, tokens: int) -> Request:
-    return Request(number, [number] * prompt, SamplingParams(max_tokens=tokens))
+def request(number: int, prompt: int, tokens: int) -> GenerationRequest:
+    return GenerationRequest(number, [number] * prompt, SamplingParams(max_tokens=tokens))
 
 
-def run(scheduler: Scheduler, requests: list[Request]) -> list[list[tuple[int, int]]]:
+def run(scheduler: BatchScheduler, requests: list[GenerationRequest]) -> list[list[tuple[int, int]]]:
     """Serve all requests; return for each iteration the pairs (request, tokens)."""
     for one in requests:
         scheduler.add(one)
@@ -28,7 +28,7 @@ def run(scheduler: Scheduler, requests: list[Request]) -> list[list[tuple[int, i
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_the_decodes() -> None:
-    scheduler = Scheduler(BlockPool(99, 4), token_budget=4)
+    scheduler = BatchScheduler(BlockPool(99, 4), token_budget=4)
     assert run(scheduler, [request(1, 2, 5), request(2, 9, 2)]) == [
         [(1, 2), (2, 2)],
         [(1, 1), (2, 3)],
@@ -39,7 +39,7 @@ def test_a_long_prompt_is_computed_in_chunks_beside_the_decodes() -> None:
 
 
 def test_without_a_budget_a_prompt_is_one_iteration() -> None:
-    assert run(Scheduler(BlockPool(99, 4)), [request(1, 2, 2), request(2, 9, 1)]) == [
+    assert run(BatchScheduler(BlockPool(99, 4)), [request(1, 2, 2), request(2, 9, 1)]) == [
         [(1, 2), (2, 9)],
         [(1, 1)],
     ]
@@ -47,7 +47,7 @@ def test_without_a_budget_a_prompt_is_one_iteration() -> None:
 
 def test_a_complete_sequence_gives_its_place_to_a_waiting_one() -> None:
     def iterations(batching: Batching) -> int:
-        scheduler = Scheduler(BlockPool(99, 4), max_running=2, batching=batching)
+        scheduler = BatchScheduler(BlockPool(99, 4), max_running=2, batching=batching)
         return len(run(scheduler, [request(1, 1, 8), request(2, 1, 2), request(3, 1, 2), request(4, 1, 4)]))
 
     assert iterations(Batching.CONTINUOUS) == 8
@@ -55,7 +55,7 @@ def test_a_complete_sequence_gives_its_place_to_a_waiting_one() -> None:
 
 
 def test_the_sequence_admitted_last_is_preempted_and_computed_again() -> None:
-    scheduler = Scheduler(BlockPool(4, 1), share_prefixes=False)
+    scheduler = BatchScheduler(BlockPool(4, 1), share_prefixes=False)
     assert run(scheduler, [request(1, 1, 4), request(2, 1, 3)]) == [
         [(1, 1), (2, 1)],
         [(1, 1), (2, 1)],
@@ -71,14 +71,14 @@ def test_random_loads_keep_every_promise(seed: int) -> None:
     draw = random.Random(seed)
     pool = BlockPool(draw.randint(6, 20), draw.randint(1, 4), watermark=draw.randrange(3))
     budget = draw.choice([None, 1, 3, 7])
-    scheduler = Scheduler(pool, budget, max_running=draw.randint(1, 6))
+    scheduler = BatchScheduler(pool, budget, max_running=draw.randint(1, 6))
     room = pool.num_blocks * pool.block_size
     requests = []
     for number in range(20):
         prompt = draw.randint(1, room - 1)
         requests.append(request(number, min(prompt, 8), draw.randint(1, max(1, min(9, room - 8)))))
     pending, begun = list(requests), []
-    done: list[Request] = []
+    done: list[GenerationRequest] = []
     while pending or scheduler.has_work:
         if pending:
             scheduler.add(pending.pop(0))
@@ -107,8 +107,8 @@ def test_random_loads_keep_every_promise(seed: int) -> None:
 
 def test_sizes_outside_their_range_are_refused() -> None:
     with pytest.raises(UserError, match="token_budget"):
-        Scheduler(BlockPool(1, 1), token_budget=0)
+        BatchScheduler(BlockPool(1, 1), token_budget=0)
     with pytest.raises(UserError, match="max_running"):
-        Scheduler(BlockPool(1, 1), max_running=0)
+        BatchScheduler(BlockPool(1, 1), max_running=0)
     with pytest.raises(UserError, match="the pool has 2"):
-        Scheduler(BlockPool(2, 2)).add(request(0, 4, 2))
+        BatchScheduler(BlockPool(2, 2)).add(request(0, 4, 2))
