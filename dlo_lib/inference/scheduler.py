@@ -1,8 +1,8 @@
 """Continuous batching: the sequences of a step are chosen anew before each iteration.
 
 A static batch waits until its longest sequence is complete. Here a complete sequence leaves after its last
-iteration, and a waiting one takes its place in the next (Orca). ``BatchScheduler.schedule`` chooses the tokens of
-an iteration in this order:
+iteration, and a waiting one takes its place in the next (Orca). ``BatchScheduler.schedule`` chooses the
+tokens of an iteration in this order:
 
 1. each running sequence that decodes: one token;
 2. each running sequence whose prompt is not complete: the tokens that are left of the budget;
