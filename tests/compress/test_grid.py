@@ -234,6 +234,22 @@ def test_the_mse_range_is_at_least_as_good_as_min_max() -> None:
         assert bits == 8 or errors[0] < errors[1] * 0.8
 
 
+def test_the_mse_range_is_the_best_fraction_of_values_at_centres_of_bins() -> None:
+    observer = MSEObserver(steps=20, bins=16)
+    x = (drawn(500) * 2).round() / 2 + 0.25
+    x = x[x.abs() < 3.9]
+    x = torch.cat([x, torch.tensor([3.75, -3.75], dtype=x.dtype)])
+    observer.observe(x)
+    assert observer.bound / 16 == 0.25
+    centred = ((x / 0.25).floor() + 0.5).mul(0.25).clamp(x.min(), x.max())
+    errors = []
+    for step in range(1, 21):
+        grid = grid_from_range(x.min() * step / 20, x.max() * step / 20, 3)
+        errors.append(float((fake_quantize(centred, grid) - centred).square().sum()))
+    expected = 1 + errors.index(min(errors))
+    assert observer.range(3) == pytest.approx((-3.75 * expected / 20, 3.75 * expected / 20))
+
+
 def test_observers_refuse_bad_input() -> None:
     with pytest.raises(UserError, match="above 50"):
         PercentileObserver(50)
