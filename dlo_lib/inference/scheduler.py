@@ -30,7 +30,10 @@ from dlo_lib.inference.sampling import SamplingParams, is_complete
 
 
 class Batching(enum.Enum):
-    """When waiting sequences are admitted: before each iteration, or when the whole batch is complete."""
+    """When waiting sequences are admitted: before each iteration, or when the whole batch is complete.
+
+    The complete rows of a static batch compute nothing here, as if their padding cost no time.
+    """
 
     CONTINUOUS = "continuous"
     STATIC = "static"
