@@ -11,9 +11,11 @@ Rooms (packages), from the lowest floor to the highest; ``CONTRIBUTING.md`` has 
 - ``data``: data sets, and the sampler that distributes them over ranks
 - ``optim``: the training step, learning-rate schedules, low precision
 - ``kernels``: fused kernels and their twins
+- ``compress``: smaller models: quantization
 - ``parallel``: all forms of parallelism
 - ``profiling``: memory, time and FLOPs of a step
 - ``planner``: time and memory of a plan, the search for the best one, scaling laws
+- ``inference``: generation of text: caches, engine, speculative decoding, loads
 - ``train``: the training script
 - ``grading``: checks, the notebook's side of a lab, the judge and the class
 - ``hpo``: hyperparameter search
