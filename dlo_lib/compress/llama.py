@@ -88,7 +88,7 @@ def quantize_llama(
             NaN or infinity.
     """
     tokens = list(batches)
-    _check(model, method, bits, group_size, alpha, tokens)
+    _check(model, method, bits, group_size, alpha, head, tokens)
     chosen = _Settings(method, bits, group_size, symmetric, alpha, threshold)
     # One state (batch, seq, hidden) for each batch; without calibration there is none to follow.
     states = [model.embed_tokens(batch) for batch in tokens] if method in CALIBRATED else []
@@ -200,7 +200,13 @@ def _check_dense(model: Llama) -> None:
 
 
 def _check(
-    model: Llama, method: str, bits: int, group_size: int | None, alpha: float, tokens: list[Tensor]
+    model: Llama,
+    method: str,
+    bits: int,
+    group_size: int | None,
+    alpha: float,
+    head: bool,
+    tokens: list[Tensor],
 ) -> None:
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
@@ -209,6 +215,8 @@ def _check(
         raise UserError(f"{method} needs activations: give batches of tokens (batch, seq)")
     if not 0 <= alpha <= 1:
         raise UserError(f"alpha is {alpha}: use a number from 0 to 1")
+    if head:
+        QuantizedLinear(model.config.hidden, 1, False, bits, group_size, device="meta")
     for block in model.layers:
         for _, names in _STAGES:
             for name in names:

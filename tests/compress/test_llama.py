@@ -144,6 +144,8 @@ def test_bad_input_of_a_llama_is_refused_before_a_change() -> None:
             quantize_llama(model, method)
     with pytest.raises(UserError, match="4 or 8"):
         quantize_llama(model, "rtn", 5)
+    with pytest.raises(UserError, match="4 or 8"):
+        quantize_llama(model, "int8", 5, head=True)
     with pytest.raises(UserError, match="divisor of 36"):
         quantize_llama(model, "rtn", 4, 8)
     with pytest.raises(UserError, match="alpha"):
