@@ -4,7 +4,8 @@ A request (a cell, a variable to fetch) is supervised like a call of ``run_ranks
 words: the first failure is named, a deadlock is found within the second. Then, instead of ending the ranks:
 
     1. every rank that still works is interrupted. One that waits in a call is released by breaking its
-       connections (``connections``). One that does not react within seconds is killed.
+       connections (``connections``). One that does not react within seconds is killed, for example if its
+       connections ended while gloo began a call, which gloo then never ends.
     2. if a call was cut, or not all ranks made the same calls, the ranks leave their process group and join a
        new one. A rank whose process has ended is replaced by a new one, without variables.
 
