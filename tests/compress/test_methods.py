@@ -31,11 +31,16 @@ def error_of(x: Tensor, weight: Tensor, rounded: Tensor) -> float:
     return float((x @ (rounded - weight).t()).square().sum())
 
 
-def plain_gptq(weight: Tensor, h: Tensor, bits: int, damping: float, order: list[int]) -> Tensor:
-    """Optimal brain surgeon with one explicit inverse for each column, on a grid for each row."""
+def plain_gptq(
+    weight: Tensor, h: Tensor, bits: int, damping: float, order: list[int], group_size: int | None = None
+) -> Tensor:
+    """Optimal brain surgeon with one explicit inverse for each column. The grid of each row, or of each group
+    of it, comes from the weights as they are when its first column is reached."""
     h = h + damping * h.diagonal().mean() * torch.eye(len(h), dtype=h.dtype)
     grid, rest, out = choose_grid(weight, bits, dim=0), weight.clone(), weight.clone()
     for step, column in enumerate(order):
+        if group_size and column % group_size == 0:
+            grid = choose_grid(rest[:, column : column + group_size], bits, dim=0)
         inverse = torch.linalg.inv(h[order[step:]][:, order[step:]])
         out[:, column] = fake_quantize(rest[:, [column]], grid)[:, 0]
         error = (rest[:, column] - out[:, column]) / inverse[0, 0]
@@ -50,6 +55,14 @@ def test_gptq_equals_optimal_brain_surgeon(bits: int, act_order: bool) -> None:
     order = h.diagonal().argsort(descending=True).tolist() if act_order else list(range(11))
     q, grid = gptq_quantize(weight, h, bits, act_order=act_order)
     expected = plain_gptq(weight, h, bits, 0.01, order)
+    torch.testing.assert_close(dequantize(q, grid), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("group_size", [1, 3, 4])
+def test_the_grid_of_a_group_fits_its_corrected_weights(group_size: int) -> None:
+    weight, h = drawn(6, 12), hessian(correlated(40, 12))
+    q, grid = gptq_quantize(weight, h, 3, group_size)
+    expected = plain_gptq(weight, h, 3, 0.01, list(range(12)), group_size)
     torch.testing.assert_close(dequantize(q, grid), expected, rtol=1e-9, atol=1e-9)
 
 
