@@ -80,7 +80,7 @@ def iterations(ways: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
 def load(found: Mapping[tuple[str, float], tuple[float, float, float]]) -> Figure:
     """Time to the first token, time between tokens and goodput by the rate of requests."""
     names = list(dict.fromkeys(name for name, _ in found))
-    axes = panels(3, width=11, height=3.6)
+    axes = panels(3, width=12, height=3.4)
     titles = ("TTFT, quantile 95 %: seconds", "ITL, quantile 99 %: ms", "goodput: requests a second")
     for place, (ax, title) in enumerate(zip(axes, titles)):
         for name, method in zip(names, METHODS):
@@ -92,5 +92,5 @@ def load(found: Mapping[tuple[str, float], tuple[float, float, float]]) -> Figur
             ax.set_yscale("log")
             log_ticks(ax, "y", ([0.1, 1, 10, 100], [5, 10, 20, 50, 100, 200])[place], base=10)
         finish(ax, "both", xlabel="requests a second", ylabel=title)
-    legend(axes[0], "above", ncols=4)
-    return finish(axes[0], "both")
+    legend(axes[2], "right", handles=axes[0].get_legend_handles_labels()[0])
+    return finish(axes[2], "both")

@@ -126,7 +126,7 @@ MUTANTS = mutant_table("""
         return counts  =>  return counts[::-1]
     A prompt is computed in equal parts
         check_drained, check_budget: are enough
-        min(tokens, budget) if tokens else 1  =>  min(tokens, budget, 3) if tokens else 1
+        min(tokens, budget) if tokens else 1  =>  min(tokens, budget, 1) if tokens else 1
 
     [verify]
     Every token is accepted
@@ -161,7 +161,7 @@ MUTANTS = mutant_table("""
         check_calls: calls of the target for
         draft(tokens + drafted)  =>  draft(tokens)
     Every text has the same seed
-        check_sampled: of 400 runs
+        check_sampled: of 250 runs
         manual_seed(seed)  =>  manual_seed(1)
     The draft is not checked
         check_text, check_calls, check_sampled: the text is
