@@ -703,7 +703,7 @@ print(columns(rows))
 # **Medusa** needs no draft model: extra heads of the target predict several of the next tokens, and a tree-shaped mask checks many
 # combinations in one call. Its usual acceptance rule keeps plausible tokens, and so gives up the exact distribution.
 #
-# **Attention sinks**: models give much attention to the first tokens, whatever they say. A cache that keeps some first tokens and a window of the
+# **Attention sinks**: models give much attention to the first tokens, even if these say nothing. A cache that keeps some first tokens and a window of the
 # last ones stays stable on endless text, though it forgets what left the window.
 
 # %% [markdown] id="quiz_text"
