@@ -24,7 +24,8 @@ def check_one_row(student, t):
     "A matrix of one row is stored and loaded"
     group = t.choice([4, 8])
     words = "the weights of one row do not come back within half a step"
-    loads_what_it_stored(student, t, t.normal(1, group * t.integer(3, 5)), group, words, words)
+    w = t.normal(1, group * t.integer(3, 5))
+    loads_what_it_stored(student, t, [(w, group)], words, words)
 
 
 @check("calibrate", points=1)
