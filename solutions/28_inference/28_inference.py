@@ -308,13 +308,15 @@ figures.roofline(batches, lines, intensity(llama_70b, 1, 2048, 0), ridge)
 class BlockPool:
     """Blocks of `size` tokens, with reference counts and copy on write."""
 
-    ### BEGIN SOLUTION
     def __init__(self, blocks: int, size: int) -> None:
+        ### BEGIN SOLUTION
         self.size, self.unused, self.owners = size, list(range(blocks)), [0] * blocks
         self.tables: dict[int, list[int]] = {}
         self.lengths: dict[int, int] = {}
+        ### END SOLUTION
 
     def append(self, seq: int) -> tuple[int, int, int | None]:
+        ### BEGIN SOLUTION
         table, length = self.tables.get(seq, []), self.lengths.get(seq, 0)
         offset, source = length % self.size, None
         if not offset or self.owners[table[-1]] > 1:
@@ -329,26 +331,33 @@ class BlockPool:
             table = [*table, block]
         self.tables[seq], self.lengths[seq] = table, length + 1
         return table[-1], offset, source
+        ### END SOLUTION
 
     def fork(self, parent: int, child: int) -> None:
+        ### BEGIN SOLUTION
         self.tables[child], self.lengths[child] = list(self.tables[parent]), self.lengths[parent]
         for block in self.tables[child]:
             self.owners[block] += 1
+        ### END SOLUTION
 
     def release(self, seq: int) -> None:
+        ### BEGIN SOLUTION
         for block in self.tables.pop(seq):
             self.owners[block] -= 1
             if not self.owners[block]:
                 self.unused.append(block)
         del self.lengths[seq]
+        ### END SOLUTION
 
     def table(self, seq: int) -> list[int]:
+        ### BEGIN SOLUTION
         return self.tables[seq]
+        ### END SOLUTION
 
     def free(self) -> int:
+        ### BEGIN SOLUTION
         return len(self.unused)
-
-    ### END SOLUTION
+        ### END SOLUTION
 
 
 # %% nbgrader={"grade_id": "test_pool", "grade": true}
