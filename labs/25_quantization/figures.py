@@ -47,19 +47,20 @@ def ablation(perplexities: Mapping[str, float], whole: float) -> Figure:
 
 
 @styled
-def pareto(points: Mapping[str, tuple[float, float]], whole: tuple[float, float]) -> Figure:
-    """The perplexity of each method against its stored kB; no point below and left of the line exists."""
+def pareto(points: Mapping[str, tuple[float, float]], whole: float) -> Figure:
+    """How far the perplexity of each method is above that in fp32, against its stored kB."""
     (ax,) = panels(width=9, height=4)
-    for (name, (kilobytes, value)), method in zip(points.items(), METHODS):
-        ax.plot(kilobytes, value, **method.points(), markersize=8, label=name)
-    ax.plot(*whole, color=MUTED, marker="s", linestyle="", markersize=8, label="fp32")
+    lost = {name: (size, max(100 * (value / whole - 1), 0.01)) for name, (size, value) in points.items()}
+    for (name, point), method in zip(lost.items(), METHODS):
+        ax.plot(*point, **method.points(), markersize=8, label=name)
     front: list[tuple[float, float]] = []
-    for kilobytes, value in sorted([*points.values(), whole]):
+    for size, value in sorted(lost.values()):
         if not front or value < front[-1][1]:
-            front.append((kilobytes, value))
+            front.append((size, value))
     ax.plot(*zip(*front), color=MUTED, linestyle="--", label="best for its size", zorder=0)
+    ax.set_yscale("log")
     legend(ax, "right")
-    return finish(ax, "both", xlabel="stored blocks, kB", ylabel="perplexity")
+    return finish(ax, "both", xlabel="stored blocks, kB", ylabel="perplexity above fp32, %")
 
 
 def rows_of(points: Mapping[str, tuple[float, float]]) -> Sequence[tuple[str, str, str]]:
