@@ -66,7 +66,7 @@ def iterations(ways: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
                 if request is None:
                     continue
                 colour = RANKS[request].colour
-                ax.barh(row, 1, 0.9, left=column, color=colour)
+                ax.barh(row, 1, 0.9, left=column, color=colour, edgecolor="white", linewidth=0.8)
                 if column == 0 or request not in steps[column - 1]:
                     ax.text(column + 0.5, row, f"{request}", ha="center", va="center", color=text_on(colour))
         ax.set_yticks(range(len(places)))
@@ -92,5 +92,6 @@ def load(found: Mapping[tuple[str, float], tuple[float, float, float]]) -> Figur
             ax.set_yscale("log")
             log_ticks(ax, "y", ([0.1, 1, 10, 100], [5, 10, 20, 50, 100, 200])[place], base=10)
         finish(ax, "both", xlabel="requests a second", ylabel=title)
-    legend(axes[2], "right", handles=axes[0].get_legend_handles_labels()[0])
-    return finish(axes[2], "both")
+    figure = finish(axes[2], "both")
+    figure.legend(handles=axes[0].get_legend_handles_labels()[0], loc="outside lower center", ncols=4)
+    return figure

@@ -23,7 +23,7 @@ MUTANTS = mutant_table("""
         check_prompt, check_token, check_several, check_one_key_head: the output for a prompt
         .transpose(2, 3) / head_dim**0.5  =>  .transpose(2, 3)
     The mask is that of a prompt
-        check_several, check_token, check_one_key_head: the output for several new tokens
+        check_several, check_token, check_one_key_head: query i sees the keys
         > positions[:, None]  =>  > torch.arange(new)[:, None]
 
     [memory]
@@ -37,8 +37,17 @@ MUTANTS = mutant_table("""
         check_decode, check_prefill: the FLOPs of attention are missing
         batch * new + attention) / read  =>  batch * new) / read
     Every token of a prompt sees all others
-        check_prefill: of a prefill is
+        check_prefill: a token sees no new token after it
         new * (new + 1) // 2  =>  new * new
+    A token does not see itself
+        check_decode, check_prefill: a token sees itself
+        new * (new + 1) // 2  =>  new * (new - 1) // 2
+    Attention has the key heads
+        check_decode, check_prefill: attention has `heads` query heads
+        attention = 4 * config["layers"] * config["heads"]  =>  attention = 4 * config["layers"] * config["kv_heads"]
+    The new tokens are not stored
+        check_decode, check_prefill: the keys of new tokens are read too
+        cache_bytes(config, past + new)  =>  cache_bytes(config, past)
     The batch of a small GPU is negative
         check_largest: with room for 0
         max(0, (memory - 2 * config["weights"]) // cache_bytes(config, tokens))  =>
@@ -53,23 +62,33 @@ MUTANTS = mutant_table("""
         check_release, check_full, check_everything: free() is
         self.unused.append(block)  =>  pass
     A fork counts no owners
-        check_fork, check_everything: free() is
+        check_fork, check_full, check_everything: free() is
         self.owners[block] += 1  =>  pass
     A shared block is not copied
-        check_fork, check_everything: or was not copied
+        check_fork, check_full, check_everything: or was not copied
         source = table[-1]  =>  pass
         self.owners[source] -= 1  =>  self.owners[table[-1]] -= 1
     Releasing frees blocks that others have
-        check_fork, check_everything: free() is
+        check_fork, check_full, check_everything: free() is
         if not self.owners[block]:  =>  if True:
     The copied block loses no owner
-        check_fork, check_everything: free() is
+        check_fork, check_full, check_everything: `source` should be None
         self.owners[source] -= 1  =>  pass
     A refused token counts
         check_full: raise a MemoryError
         raise MemoryError("no block is free")  =>
             self.lengths[seq] = length + bool(table)
             raise MemoryError("no block is free")
+    A refused copy takes an owner from the shared block
+        check_full: raise a MemoryError
+        raise MemoryError("no block is free")  =>
+            if offset:
+                self.owners[table[-1]] -= 1
+            raise MemoryError("no block is free")
+    The last block is the source of every token
+        check_tables, check_release, check_fork, check_full, check_everything: `source` should be None
+        offset, source = length % self.size, None  =>
+            offset, source = length % self.size, table[-1] if table else None
 
     [paged]
     The first blocks of the memory are read
@@ -101,6 +120,9 @@ MUTANTS = mutant_table("""
     The largest batch is ignored
         check_admit, check_served: no more than `most`
         if preempt or len(run) == most or  =>  if preempt or
+    The new token has a place at once
+        check_admit, check_other_states: gets its place in the next iteration
+        len(request["output"])) // size) - request  =>  len(request["output"]) + 1) // size) - request
     The oldest request is pre-empted
         check_preempt: the newest running requests
         preempt.append(run.pop())  =>  preempt.append(run.pop(0))
@@ -163,6 +185,16 @@ MUTANTS = mutant_table("""
     Every text has the same seed
         check_sampled: of 250 runs
         manual_seed(seed)  =>  manual_seed(1)
+    Each round has its own generator
+        check_generator: make the generator once
+        drafted, q = [], []  =>
+            generator, drafted, q = torch.Generator().manual_seed(seed), [], []
+    Drafted tokens are drawn without the generator
+        check_generator: draw *all* tokens with the generator
+        torch.multinomial(q[-1], 1, generator=generator)  =>  torch.multinomial(q[-1], 1)
+    The list of the prompt grows
+        check_generator: the list `prompt` of the caller
+        tokens = list(prompt)  =>  tokens, prompt = prompt, list(prompt)
     The draft is not checked
         check_text, check_calls, check_sampled: the text is
         tokens += verify(p, torch.stack(q), drafted, generator)  =>  tokens += drafted

@@ -34,6 +34,7 @@ def drawn(t, past: int, new: int, kv_heads: int | None = None, batch: int | None
 MISTAKES = {
     "the first new token has the position `past`, not 0": "positions",
     "a new token sees no token after it: the mask is missing": "mask",
+    "query i sees the keys j <= past + i: the mask is that of a prompt": "corner",
     "query head h uses the key head h // (heads / key heads): repeat each key head, not their list": "heads",
 }
 

@@ -31,10 +31,9 @@ def check_cache_bytes(student, t):
         cost(config, 1, 0, tokens)[2],
     )
     mistakes = {
-        "keys *and* values are kept": want / 2,
+        "keys *and* values are kept, and a number in bf16 has 2 bytes": want / 2,
         "only the key-value heads are kept, not all heads": want * config["heads"] / config["kv_heads"],
         "this is the cache of one layer": want / config["layers"],
-        "a number in bf16 has 2 bytes": want / 2,
     }
     is_near(t, got, want, "cache_bytes(...) is {got:,}, the tensors hold {want:,}", mistakes)
 
@@ -43,13 +42,29 @@ def intensity_is(student, t, new: int, past: int, message: str) -> None:
     config, batch = drawn_config(t), t.integer(7, 40)  # more than the heads that share a key head
     got = t.number(student.intensity(config, batch, new, past), "intensity(...)")
     products, attention, cache = cost(config, batch, new, past)
-    read = 2 * config["weights"] + batch * cache
+    weights = 2 * config["weights"]
+    read = weights + batch * cache
+    each, stored = attention / (new * past + new * (new + 1) // 2), cache // (past + new)
     mistakes = {
+        "a token sees no new token after it: new token i sees past + i + 1 keys": (
+            products + each * new * (past + new)
+        )
+        / read,
+        "a token sees itself: new token i sees past + i + 1 keys, not past + i": (
+            products + each * (new * past + new * (new - 1) // 2)
+        )
+        / read,
+        "the keys of new tokens are read too: a cache holds past + new tokens": (products + attention)
+        / (weights + batch * stored * past),
+        "attention has `heads` query heads, not `kv_heads`": (
+            products + attention * config["kv_heads"] / config["heads"]
+        )
+        / read,
         "the weights are read once for the whole batch": (products + attention)
-        / (batch * 2 * config["weights"] + batch * cache),
-        "each sequence has a cache": (products + attention) / (2 * config["weights"] + cache),
+        / (batch * weights + batch * cache),
+        "each sequence has a cache": (products + attention) / (weights + cache),
         "the FLOPs of attention are missing": products / read,
-        "the cache is read too": (products + attention) / (2 * config["weights"]),
+        "the cache is read too": (products + attention) / weights,
     }
     is_near(t, got, (products + attention) / read, message, mistakes)
 
@@ -63,7 +78,7 @@ def check_decode(student, t):
 
 @check("memory", points=1)
 def check_prefill(student, t):
-    "The arithmetic intensity of prefill: token i of a prompt sees i keys"
+    "The arithmetic intensity of prefill: token i of a prompt (from 0) sees i + 1 keys"
     message = "intensity(...) of a prefill is {got:.4f} FLOPs a byte, counted {want:.4f}"
     intensity_is(student, t, t.integer(300, 2000), 0, message)
 
@@ -153,6 +168,7 @@ class Replay:
         return block, offset
 
     def append(self, seq: int, token: int, answer: object) -> None:
+        copied = self.right.needs_block(seq) and len(self.right.tokens.get(seq, [])) % self.size > 0
         if not self.right.append(seq, token):
             full = type(answer) is str and answer == "full"
             self.t.that(full, "no block is free for this token: raise a MemoryError")
@@ -160,6 +176,9 @@ class Replay:
         text = "append raised a MemoryError with {free} free blocks"
         self.t.that(type(answer) is not str, text, free=self.right.free())
         block, offset = self.place(answer)
+        source = self.t.items(answer, 3, "append(...)")[2]
+        words = "append(...) is {got}, and no block needs a copy here: `source` should be None"
+        self.t.that(copied or source is None, words, got=answer)
         self.memory[block][offset] = token
 
     def read(self, tables: object) -> None:
@@ -191,7 +210,7 @@ def replayed(student, t, blocks: int, size: int, operations: list[tuple], counte
         replay.read(tables)
         if counted:
             want = replay.right.free()
-            words = "after {count} operations free() is {got}, with {want} blocks free: {name} was the last"
+            words = "after {count} operations free() is {got}, and should be {want}: {name} was the last"
             same = type(free) is int and free == want
             t.that(same, words, count=token + 1, got=str(free), want=want, name=name)
 
@@ -231,3 +250,8 @@ def check_full(student, t):
         ("append", blocks, 0),
     ]
     replayed(student, t, blocks, size, operations, counted=False)
+    fill = [("append", seq, 0) for seq in range(3, blocks + 1)]  # 1 and 2 share two blocks, the last partly
+    operations = [("append", 1, 0)] * (size + 1) + [("fork", 1, 2), *fill]
+    operations += [("append", 2, 0), ("append", 1, 0)]  # neither can get a copy
+    operations += [("release", 3, 0), ("append", 2, 0), ("append", 1, 0), ("release", 1, 0)]
+    replayed(student, t, blocks, size, operations, counted=True)

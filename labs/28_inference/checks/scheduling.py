@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dlo_lib.grading.checks.contract import check
 
-from .twins import blocks_of, planned
+from .twins import blocks_of, early, planned
 
 # -- plan
 
@@ -88,7 +88,10 @@ def check_admit(student, t):
     size = t.integer(3, 5)
     for case in ("blocks", "places", "small", "finished"):
         running, waiting = t.integer(2, 4), t.integer(4, 5)
-        requests = state(t, size, running, waiting)
+        requests = t.draw_until(
+            lambda r=running, w=waiting: state(t, size, r, w),
+            lambda drawn, r=running: bool(early(drawn, sum(grown(drawn, size)[: r + 2]), size)),
+        )
         most = running + (2 if case == "places" else 9)
         need = grown(requests, size)
         free = sum(need[: running + 2]) if case != "places" else sum(need) + 5
@@ -102,6 +105,9 @@ def check_admit(student, t):
             free = max(sum(need[1 : running + 1]) - held, 0)
         got = planned_by(student, t, requests, free, size, most)
         want = planned(requests, free, size, most, EOS)
+        words = "{got} run, {want} should: the new token gets its place in the next iteration"
+        told = case != "blocks" or sorted(got["run"]) != early(requests, free, size)
+        t.that(told, words, got=sorted(got["run"]), want=sorted(want["run"]))
         words = "requests are pre-empted, and the blocks suffice: those of finished requests are free at once"
         t.that(not got["preempt"], words)
         later = [each for each in got["run"] if each not in want["run"]]
@@ -229,9 +235,8 @@ def prompts(t, decoding: int, waiting: int) -> list[dict]:
 
 def chunks_of(student, t, requests: list[dict], budget: int) -> list[int]:
     got = t.items(student.chunks(requests, budget), len(requests), "chunks(...)")
-    t.that(
-        all(type(each) is int and each >= 0 for each in got), "chunks(...) should be counts: {got}", got=got
-    )
+    right = all(type(each) is int and each >= 0 for each in got)
+    t.that(right, "chunks(...) should be counts: {got}", got=got)
     return got
 
 
@@ -284,12 +289,8 @@ def check_drained(student, t):
             decoding += taken > 0 and rest[place] == 0
     while any(each["done"] < each["prompt"] for each in requests):
         got = chunks_of(student, t, requests, budget)
-        t.that(
-            sum(got) <= budget,
-            "an iteration computes {got} tokens, the budget is {budget}",
-            got=sum(got),
-            budget=budget,
-        )
+        words = "an iteration computes {got} tokens, the budget is {budget}"
+        t.that(sum(got) <= budget, words, got=sum(got), budget=budget)
         for each, count in zip(requests, got):
             each["done"] = min(each["done"] + count, each["prompt"])
         iterations += 1

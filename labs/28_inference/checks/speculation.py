@@ -30,7 +30,7 @@ def lists(t, got: object, runs: int, longest: int, vocab: int) -> list[tuple[int
         good = type(answer) in (list, tuple) and 1 <= len(answer) <= longest
         t.that(
             good and all(type(token) is int and 0 <= token < vocab for token in answer),
-            "verify(...) should be a list of 1 to {longest} tokens, not {got}",
+            "verify(...) should be a list of 1 to {longest} ints, int(token), not {got}",
             longest=longest,
             got=answer,
         )
@@ -142,6 +142,7 @@ def check_certain(student, t):
         got = student.run(verified, p=p, q=q, drafted=drafted, seed=seed, runs=2)
         for answer in lists(t, got, 2, gamma + 1, size):
             words = "verify(...) of greedy models is {got}, expected {want}"
+            words += ": no token follows the first rejection" * (len(answer) > agree + 1)
             right = list(answer) == wanted[: agree + 1]
             t.that(right, words, got=list(answer), want=wanted[: agree + 1])
 
@@ -230,10 +231,41 @@ def check_calls(student, t):
         got = spoken(student, t, models, count)
         t.that(got == models.text[:count], "not tested yet: the text is wrong, see the first check")
         most, drafts, calls = models.rounds(count)[0], models.draft.count, models.target.count
-        words = "{calls} calls of the target for {count} tokens: with this draft {most} are enough"
+        words = "{calls} calls of the target for {count} tokens: with this draft {most} are enough. "
+        words += "Does the draft see the tokens that it has just drafted?"
         t.that(calls <= most, words, calls=calls, count=count, most=most)
         words = "{drafts} calls of the draft: {gamma} for each call of the target are enough"
         t.that(drafts <= gamma * calls, words, drafts=drafts, gamma=gamma)
+
+
+@scenario
+def repeated(student, p, prompt, gamma, count, seed, others):
+    """The text for each state of PyTorch's own generator, and the caller's list afterwards."""
+    told = []
+    for other in others:
+        torch.manual_seed(other)
+        given = list(prompt)
+        calls = (lambda tokens: p), (lambda tokens, rows: p.repeat(rows, 1))
+        told.append([student.speculate(given, *calls, gamma, count, seed), given])
+    return told
+
+
+@check("speculate", points=1, seconds=20)
+def check_generator(student, t):
+    "One generator with this seed makes all draws of a text, and the prompt stays as it is"
+    size, gamma = t.integer(50, 60), t.integer(3, 4)
+    p = torch.full((size,), 1 / size, dtype=torch.float64)  # of both models: every token is accepted
+    prompt, n = text_of(t, t.integer(2, 4), size), gamma + 1
+    seed, others = t.integer(1, 10**6), [t.integer(1, 10**6) for _ in range(3)]
+    got = student.run(repeated, p=p, prompt=prompt, gamma=gamma, count=4 * n, seed=seed, others=others)
+    told = [t.items(each, 2, "an answer") for each in t.items(got, 3, "the list of answers")]
+    texts = [t.items(text, 4 * n, "speculate(...)") for text, _ in told]
+    for _, given in told:
+        t.equal(given, prompt, "the list `prompt` of the caller after speculate(...)")
+    words = "the same seed gives different texts: draw *all* tokens with the generator, also the drafted ones"
+    t.that(texts[0] == texts[1] == texts[2], words)
+    words = "each call of the target gives the same tokens: make the generator once, before the loop"
+    t.that(texts[0][:n] != texts[0][n : 2 * n], words)
 
 
 TEXTS = 250
@@ -256,9 +288,8 @@ def check_sampled(student, t):
     counts: Counter[tuple] = Counter()
     for seed in range(TEXTS):
         got = t.items(student.speculate([first], draft, target, 2, 2, seed), 2, "speculate(...)")
-        t.that(
-            all(type(token) is int for token in got), "speculate(...) should be tokens, not {got}", got=got
-        )
+        right = all(type(token) is int for token in got)
+        t.that(right, "speculate(...) should be ints, int(token), not {got}", got=got)
         counts[tuple(got)] += 1
     words = "the text {text} is written in {got:.1%} of {runs} runs, the target writes it in {want:.1%}"
     most = math.sqrt(math.log(2 * size**2 / 1e-7) / (2 * TEXTS))

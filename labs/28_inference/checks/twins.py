@@ -49,6 +49,8 @@ def attended(
     values = torch.cat([values, heads("v")], 2)
     place = torch.arange(past + new)
     seen = (place[None] <= place[past:, None]) | (mistake == "mask")
+    if mistake == "corner":
+        seen = place[None] <= torch.arange(new)[:, None]
     count, shared = q.shape[1], keys.shape[1]
     of = [head % shared if mistake == "heads" else head * shared // count for head in range(count)]
     out = [one_head(q[:, head], keys[:, each], values[:, each], seen) for head, each in enumerate(of)]
@@ -122,6 +124,13 @@ def planned(requests: list[dict], free: int, size: int, most: int, eos: int) -> 
             kept += 1
     names = [r["id"] for r in rest]
     return {"finish": [r["id"] for r in ended], "preempt": names[kept:running], "run": names[:kept]}
+
+
+def early(requests: list[dict], free: int, size: int) -> list[int]:
+    """The requests that run, sorted, if the new token has a place at once; empty if that is no mistake."""
+    longer = [r | {"prompt": r["prompt"] + 1} for r in requests]
+    wrong, right = (planned(each, free, size, len(requests), -1)["run"] for each in (longer, requests))
+    return sorted(wrong) if wrong != right else []
 
 
 @twin
