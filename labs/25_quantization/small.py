@@ -41,7 +41,10 @@ def batch(seed: int, size: int = 16, test: bool = False) -> Tensor:
 
 
 def trained(steps: int) -> Llama:
-    """Return a Llama after ``steps`` steps of 16 sequences; its outliers are planted and change no output."""
+    """Return a Llama after ``steps`` steps of 16 sequences; its outliers are planted and change no output.
+
+    Every 50 steps it prints the loss.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(25)
         model = Llama(CONFIG)
@@ -52,10 +55,13 @@ def trained(steps: int) -> Llama:
         optimizer, 0.01, total_steps=steps, pct_start=0.1, cycle_momentum=False
     )
     for step in range(steps):
-        _loss(model, batch(step)).backward()
+        loss = _loss(model, batch(step))
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
+        if (step + 1) % 50 == 0:
+            print(f"step {step + 1} of {steps}: loss {loss.item():.2f}", flush=True)
     return plant_outliers(model.requires_grad_(False), CHANNELS, FACTOR)
 
 

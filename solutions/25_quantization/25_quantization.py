@@ -79,8 +79,8 @@ def zero_point(x: Tensor, bits: int) -> tuple:
 lab.check("grid")
 
 # %% [markdown] id="model_text"
-# The next cell trains the model of this lab: a Llama with two blocks of width 64, on the sources of Python, for 10 to 20 seconds. The
-# measure is its **perplexity** on text that it has not seen: $\exp(\text{loss})$, the number of tokens among which it would choose
+# The next cell trains the model of this lab: a Llama with two blocks of width 64, on the sources of Python, with one thread, for 10 to 20
+# seconds, longer on a busy machine; it prints the loss every 50 steps. The measure is its **perplexity** on text that it has not seen: $\exp(\text{loss})$, the number of tokens among which it would choose
 # with this loss if all were equally likely. Then it rounds one weight matrix, and its absolute values, with 2 to 8 bits.
 
 # %% id="show_grid" tags=["demo"]
@@ -127,11 +127,12 @@ figures.bits_and_error(curves)
 #
 # - `quantize_groups(w, bits, group)`: the integers of `w` (out, in) as int8 (out, in), and the scales (out, in / group), in the dtype of `w`. `group`
 #   divides `in`. A group of zeros has the scale 1.
-# - `store4(w, group)`: what a file contains, two tensors: the integers of 4 bits, *two in each byte*, and the scales in `float16`. PyTorch has no
+# - `store4(w, group)`: what a file contains, two tensors: the integers of 4 bits (−7 to 7), *two in each byte*, and the scales in `float16`. PyTorch has no
 #   int4 for this: pack them with `<<` and `|` into `torch.uint8`. `in` is even. The check counts the bytes of what you return: $1/2 + 2/g$ for each weight.
 # - `load4(packed, scale)`: the weights in `float32`. It runs in another process, and gets only the two tensors.
 #
-# Each weight must come back with an error of at most half a step, so the sign of the integer must survive the packing.
+# Each weight must come back with an error of at most half a step, so the sign of the integer must survive the packing. You may divide
+# by the scale in float32 or by the one rounded to float16: either is fine for the half step.
 
 
 # %% nbgrader={"grade_id": "store", "solution": true}
@@ -201,7 +202,7 @@ print(columns(table))
 #
 # Weights are known; activations differ from batch to batch. A *dynamic* grid is computed for each batch, which takes time in each step. A
 # *static* grid is fixed before, from a few batches: the **calibration**. The range from the smallest to the largest number seen is the first idea.
-# One strange batch ruins it, because the grid stays wide forever. The $p$-th **percentile** ignores it: a few numbers are clamped, and all others
+# One broken batch ruins it, because the grid stays wide forever. The $p$-th **percentile** ignores it: a few numbers are clamped, and all others
 # have a smaller error.
 #
 # Write `calibrate`: the numbers of *all* batches together count, of whatever shape they are. `low` is the $(100 - p)$-th percentile and `high` the
@@ -226,7 +227,7 @@ name = "1.self_attn.o_proj"
 seen = [small.inputs(model, small.batch(seed)[:, :-1])[name] for seed in range(8)]
 broken = [*seen[:-1], torch.cat([seen[-1], 30 * seen[-1][:8]])]
 fresh = small.inputs(model, small.batch(99, test=True)[:, :-1])[name]
-table = [("calibration", "8 good batches", "with 8 broken tokens")]
+table = [("calibration", "8 good batches", "one broken batch")]
 for p in (100, 99.99, 99.9, 99, 95):
     row = []
     for batches in (seen, broken):
@@ -292,10 +293,10 @@ lab.check("product")
 #
 # - `outlier_columns(x, threshold)`: the indices of the columns of `x` (tokens, in) in which at least one token has $\lvert x \rvert \geq$ threshold; int64, ascending.
 # - `llm_int8(x, w, threshold)`: the product with `w` (out, in). The rest of `x` has an `absmax` grid of 8 bits for each token, the rest of `w`
-#   one for each row; the largest values are those of the *rest*. Every column, or none, may be an outlier; a row of zeros has the scale 1. The result is in the
-#   dtype of `x`; the sum may be computed in floating point here.
+#   one for each row; the largest values are those of the *rest*. Every column, or none, may be an outlier; a row of zeros has the scale 1. Where no column is left,
+#   skip the int8 part: the `amax` of no columns is an error. The result is in the dtype of `x`; the sum may be computed in floating point here.
 #
-# **Predict**: the perplexity with int8 for weights and activations without any decomposition; it is what the figure before showed for fp32 if nothing is lost.
+# **Predict**: the perplexity with int8 for weights and activations without any decomposition. If nothing is lost, it is the perplexity that section 1 printed.
 
 # %% id="predict_outliers" tags=["prediction"]
 expected_outliers = {"plain int8, perplexity": None}
@@ -399,15 +400,22 @@ print(columns([*table, ("no smoothing", f"{whole:.3f}", f"{plain:.3f}")]))
 # **Core · 15 min · ●●○**
 #
 # From here on only weights are rounded, to 4 bits or fewer. Which of them must be protected? First an experiment. Rounding in section 2 lost
-# more than one expects of weights that look harmless. The next cell rounds with 3 bits, and leaves the weights of 4 of 64 input channels in floating point:
-# those with the largest weights, 4 random ones, or those with the largest *activations*. **Predict** the three perplexities.
+# more than one expects of weights that look harmless. The next cell prints what 3 bits cost if all weights are rounded.
+
+# %% id="show_rounded" tags=["demo"]
+BITS, GROUP = 3, 32
+all_rounded = small.perplexity(small.with_weights(model, in_groups(BITS, GROUP)))
+print(f"perplexity in fp32: {whole:.3f}; all weights rounded to {BITS} bits: {all_rounded:.3f}")
+
+# %% [markdown] id="salient_text"
+# Now the weights of 4 of 64 input channels stay in floating point, also with 3 bits for the others: the channels with the largest weights, 4 random
+# ones, or those with the largest *activations*. **Predict** the three perplexities.
 
 # %% id="predict_salient" tags=["prediction"]
 expected_salient = {"largest weights": None, "random": None, "largest activations": None}
 
 # %% id="show_salient" tags=["demo"]
 require_numbers(expected_salient)
-BITS, GROUP = 3, 32
 
 
 def protecting(choose) -> float:
@@ -441,7 +449,7 @@ choices = {
 }
 found = {name: protecting(choose) for name, choose in choices.items()}
 print(compared(expected_salient, found, "{:.3f}".format))
-bars = {"all rounded": small.perplexity(small.with_weights(model, in_groups(BITS, GROUP)))}
+bars = {"all rounded": all_rounded}
 bars |= {f"kept: {name}": value for name, value in found.items()}
 for factor in (2, 30, 300):
     bars[f"scaled by {factor}"] = small.perplexity(small.with_weights(model, scaled(factor)))

@@ -69,6 +69,12 @@ MUTANTS = mutant_table("""
     The bias stays in floating point
         check_static, check_clamped: the bias is not rounded to its grid
         return scale * accumulate(qx, zero, qw, torch.round(bias / scale).to(torch.int32))  =>  return scale * accumulate(qx, zero, qw, torch.zeros_like(bias).to(torch.int32)) + bias
+    The bias is truncated
+        check_static, check_clamped: the bias is truncated, not rounded
+        torch.round(bias / scale).to(torch.int32)  =>  (bias / scale).to(torch.int32)
+    The integers wrap around
+        check_clamped: it wraps around
+        .clamp(-128, 127).to(torch.int8)  =>  .to(torch.int32).to(torch.int8)
     Nothing is clamped
         check_clamped: are not clamped
         qx = (torch.round(x / scale_x) + zero).clamp(-128, 127).to(torch.int8)  =>  steps = torch.round(x / scale_x) + zero
@@ -78,6 +84,9 @@ MUTANTS = mutant_table("""
     Negative outliers are not found
         check_columns: a large negative number is an outlier too
         return (x.abs() >= threshold).any(0)  =>  return (x >= threshold).any(0)
+    The threshold itself is no outlier
+        check_columns: a value equal to the threshold is an outlier too
+        return (x.abs() >= threshold).any(0)  =>  return (x.abs() > threshold).any(0)
     A column is an outlier if all tokens are
         check_columns: one token above the threshold
         return (x.abs() >= threshold).any(0)  =>  return (x.abs() >= threshold).all(0)
@@ -86,6 +95,11 @@ MUTANTS = mutant_table("""
         qw, scale_w = quantize_groups(w[:, ~out], 8, int((~out).sum()))  =>
             qw, scale_w = quantize_groups(w, 8, w.shape[1])
             qw = qw[:, ~out]
+    A grid of x covers the outlier columns
+        check_decomposition, check_one_token: the largest values are those of the rest
+        qx, scale_x = quantize_groups(x[:, ~out], 8, int((~out).sum()))  =>
+            qx, scale_x = quantize_groups(x, 8, x.shape[1])
+            qx = qx[:, ~out]
     Nothing is taken out
         check_decomposition, check_one_token, check_all_outliers: the outliers are rounded with the rest
         out[outlier_columns(x, threshold)] = True  =>  outlier_columns(x, threshold)
@@ -109,6 +123,9 @@ MUTANTS = mutant_table("""
     The exponent is always a half
         check_factors, check_two_matrices, check_dead: the exponent is not used
         largest.clamp(min=1e-5) ** a / of_weights ** (1 - a)  =>  (largest.clamp(min=1e-5) / of_weights) ** 0.5
+    The exponents are exchanged
+        check_factors, check_two_matrices, check_dead: the exponents are exchanged
+        ** a / of_weights ** (1 - a)  =>  ** (1 - a) / of_weights ** a
     The last weight is not scaled
         check_equal: the product with the new gain
         [w * s for w in weights]  =>  [*(w * s for w in weights[:-1]), weights[-1]]
@@ -120,6 +137,9 @@ MUTANTS = mutant_table("""
     The error of the weights is compared
         check_exponent, check_other_layer, check_scales, check_unseen: the error of the output is
         (x @ (rounded - w).t()).square()  =>  (rounded - w).square()
+    The exponent 1 is not tried
+        check_exponent: times that with 1.000
+        range(steps + 1)  =>  range(steps)
     The largest activations are taken
         check_scales: the mean is asked for
         return mean**best, best  =>  return x.abs().amax(0) ** best, best
@@ -137,6 +157,15 @@ MUTANTS = mutant_table("""
     The damping is ignored
         check_compensated: the damping is not used
         damping * h.diagonal()  =>  1e-12 * h.diagonal()
+    The damping is added as it is
+        check_compensated: damping is a part of the mean of the diagonal
+        damping * h.diagonal().mean() *  =>  damping *
+    The factor is that of H
+        check_compensated, check_better: U is a factor of H
+        torch.linalg.cholesky(torch.linalg.inv(h), upper=True)  =>  torch.linalg.cholesky(h, upper=True)
+    The inverse is no factor
+        check_compensated: the inverse of H is used instead of its factor
+        torch.linalg.cholesky(torch.linalg.inv(h), upper=True)  =>  torch.linalg.inv(h)
     The matrix has one scale
         check_compensated, check_better: before any correction
         return q, scale  =>  return q, scale.amax().expand(len(w), 1).clone()
@@ -154,6 +183,16 @@ MUTANTS = mutant_table("""
     No gradient passes
         check_gradient, check_training: no gradient reaches w
         return w + (q * scale - w).detach()  =>  return (q * scale).detach()
+    A gradient flows through the scale
+        check_gradient: a gradient also flows through the scale
+        q, scale = quantize_groups(w.detach(), bits, w.shape[1])  =>
+            scale = quantize_groups(w, bits, w.shape[1])[1]
+            y = w / scale
+        return w + (q * scale - w).detach()  =>  return (y + (y.round() - y).detach()) * scale
+    Only the scale has a gradient
+        check_gradient: a gradient also flows through the scale
+        q, scale = quantize_groups(w.detach(), bits, w.shape[1])  =>  q, scale = quantize_groups(w, bits, w.shape[1])
+        return w + (q * scale - w).detach()  =>  return q * scale
     The gradient has the wrong sign
         check_training, check_gradient: the loss is
         return w + (q * scale - w).detach()  =>  return 2 * (q * scale).detach() - (w + (q * scale - w).detach())

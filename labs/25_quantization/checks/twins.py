@@ -120,18 +120,40 @@ def awq_errors(x: Tensor, w: Tensor, bits: int, group: int, steps: int) -> list[
 @twin
 def gptq_by_inverses(x: Tensor, w: Tensor, bits: int, damping: float) -> tuple[Tensor, Tensor]:
     """GPTQ row by row, with a new inverse of the Hessian of the remaining columns for each column."""
-    most, inputs = 2 ** (bits - 1) - 1, w.shape[1]
+    h = damped(x, damping)
+    inverses = [torch.linalg.inv(h[j:, j:])[0] for j in range(len(h))]
+    return moved_along(inverses, w, bits)
+
+
+def damped(x: Tensor, damping: float) -> Tensor:
+    """The Hessian, with a part of the mean of its diagonal."""
     h = x.t() @ x
-    h = h + damping * float(h.diagonal().mean()) * torch.eye(inputs, dtype=h.dtype)
-    inverses = [torch.linalg.inv(h[j:, j:]) for j in range(inputs)]
+    return h + damping * float(h.diagonal().mean()) * torch.eye(len(h), dtype=h.dtype)
+
+
+@twin
+def wrong_factors(x: Tensor, w: Tensor, bits: int, damping: float) -> dict[str, Tensor]:
+    """A message for each wrong factor → the integers that it gives."""
+    h = damped(x, damping)
+    wrong = {
+        "U is a factor of H: it should be that of the inverse of H": torch.linalg.cholesky(h).t(),
+        "the inverse of H is used instead of its factor U": torch.linalg.inv(h),
+    }
+    moved = {message: [row[j:] for j, row in enumerate(factor)] for message, factor in wrong.items()}
+    return {message: moved_along(rows, w, bits)[0] for message, rows in moved.items()}
+
+
+def moved_along(directions: list[Tensor], w: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """The integers if the error of a column moves it and all later ones along its direction."""
+    most = 2 ** (bits - 1) - 1
     q = torch.zeros(w.shape, dtype=torch.int8)
     scales = w.abs().amax(1, keepdim=True) / most
     for row in range(len(w)):
         left = w[row].clone()
-        for j, inverse in enumerate(inverses):
+        for j, direction in enumerate(directions):
             q[row, j] = int(torch.round(left[j] / scales[row, 0]).clamp(-most, most))
-            error = (left[j] - q[row, j] * scales[row, 0]) / inverse[0, 0]
-            left[j:] -= error * inverse[0]
+            error = (left[j] - q[row, j] * scales[row, 0]) / direction[0]
+            left[j:] -= error * direction
     return q, scales
 
 
