@@ -189,10 +189,6 @@ MUTANTS = mutant_table("""
             scale = quantize_groups(w, bits, w.shape[1])[1]
             y = w / scale
         return w + (q * scale - w).detach()  =>  return (y + (y.round() - y).detach()) * scale
-    Only the scale has a gradient
-        check_gradient: a gradient also flows through the scale
-        q, scale = quantize_groups(w.detach(), bits, w.shape[1])  =>  q, scale = quantize_groups(w, bits, w.shape[1])
-        return w + (q * scale - w).detach()  =>  return q * scale
     The gradient has the wrong sign
         check_training, check_gradient: the loss is
         return w + (q * scale - w).detach()  =>  return 2 * (q * scale).detach() - (w + (q * scale - w).detach())

@@ -274,7 +274,12 @@ def static_case(t, widest: float) -> dict:
     x = widest * 60 * scale_x * double(t, tokens, inputs).clamp(-1, 1)
     qw = t.integers(-127, 127, outputs, inputs).to(torch.int8)
     scale_w = 0.01 + double(t, outputs).abs()
-    bias = 3 * double(t, outputs)
+
+    def up(bias: Tensor) -> bool:  # one number at least is rounded away from 0, unlike by truncation
+        steps = bias / (scale_x * scale_w)
+        return bool((steps.round() != steps.trunc()).any())
+
+    bias = t.draw_until(lambda: 3 * double(t, outputs), up)
     return {"x": x, "scale_x": scale_x, "zero": zero, "qw": qw, "scale_w": scale_w, "bias": bias}
 
 

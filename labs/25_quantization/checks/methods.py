@@ -325,10 +325,10 @@ def check_better(student, t):
         errors = [(unseen @ (new - case["w"]).t()).norm() for new in (restored(q, scale), plain)]
         return float(errors[0] / errors[1])
 
-    def gains(drawn: tuple[dict, Tensor]) -> bool:  # also with a wrong damping, which the first check finds
+    def gains(drawn: tuple[dict, Tensor]) -> bool:  # also with mistakes that the first check finds
         case = drawn[0]
-        scale = gptq_by_inverses(**case)[1]
-        every = [gptq_by_inverses(**case)[0], *wrong_damping(case).values()]
+        right, scale = gptq_by_inverses(**case)
+        every = [right, *wrong_damping(case).values(), list(wrong_factors(**case).values())[1]]
         return max(ratio(*drawn, q, scale) for q in every) < 0.75
 
     case, unseen = t.draw_until(draw, gains)

@@ -41,6 +41,15 @@ def calibrate(batches, p):
     return [float(low), float(high)]
 
 
+# == float32_tensors: the percentiles are tensors without dimensions, computed in float32
+
+
+# %% calibrate
+def calibrate(batches, p):
+    every = torch.cat([batch.flatten() for batch in batches]).float()
+    return torch.quantile(every, 1 - p / 100), torch.quantile(every, p / 100)
+
+
 # == wide_integers: the zero-point is subtracted in int64, and nothing is folded
 
 # %% product
