@@ -9,7 +9,7 @@ from dlo_lib.labkit.compare import EXACT
 from .checks.attention import drawn, pages, step_of
 from .checks.memory import drawn_config, largest_is, replayed, stream
 from .checks.scheduling import chunks_of, grown, planned_by, state
-from .checks.twins import attended, cost, planned
+from .checks.twins import attended, cost, early, planned
 
 
 @check("cache", points=1)
@@ -44,12 +44,17 @@ def check_other_pages(student, t):
 @check("plan", points=1)
 def check_other_states(student, t):
     "Requests that run in other states"
-    for _ in range(3):
+
+    def draw() -> tuple[list[dict], int, int]:
         size, running = t.integer(3, 5), t.integer(3, 5)
         requests, place = state(t, size, running, 3), t.integer(0, 2)
         need = grown(requests, size)
         free = max(sum(need[: running + 1]) - need[place] - requests[place]["blocks"], 0)
         requests[place]["output"][-1] = 99
+        return requests, free, size
+
+    for _ in range(3):  # states in which the new token's place matters
+        requests, free, size = t.draw_until(draw, lambda case: bool(early(*case, 99)))
         got, want = planned_by(student, t, requests, free, size, 9, 99), planned(requests, free, size, 9, 99)
         t.that(sorted(got["run"]) == sorted(want["run"]), "in another state other requests should run")
 

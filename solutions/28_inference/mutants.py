@@ -185,10 +185,12 @@ MUTANTS = mutant_table("""
     Every text has the same seed
         check_sampled: of 250 runs
         manual_seed(seed)  =>  manual_seed(1)
-    Each round has its own generator
+    Each later round has its own generator
         check_generator: make the generator once
         drafted, q = [], []  =>
-            generator, drafted, q = torch.Generator().manual_seed(seed), [], []
+            drafted, q = [], []
+            if len(tokens) > len(prompt) + 1:
+                generator = torch.Generator().manual_seed(seed)
     Drafted tokens are drawn without the generator
         check_generator: draw *all* tokens with the generator
         torch.multinomial(q[-1], 1, generator=generator)  =>  torch.multinomial(q[-1], 1)

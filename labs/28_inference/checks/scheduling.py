@@ -137,7 +137,8 @@ def check_preempt(student, t):
         kept = [each for each in case[0] if each["id"] in want["run"]]
         freed = sum(each["blocks"] for each in running if each not in kept)
         spare = case[1] + freed - sum(grown(kept, size))
-        return spare >= 1 and 0 < len(want["preempt"]) < len(running) - 1
+        some = 0 < len(want["preempt"]) < len(running) - 1
+        return spare >= 1 and some and not early(*case, size)  # which check_admit finds
 
     for _ in range(3):
         requests, free = t.draw_until(draw, tells)

@@ -126,10 +126,10 @@ def planned(requests: list[dict], free: int, size: int, most: int, eos: int) -> 
     return {"finish": [r["id"] for r in ended], "preempt": names[kept:running], "run": names[:kept]}
 
 
-def early(requests: list[dict], free: int, size: int) -> list[int]:
+def early(requests: list[dict], free: int, size: int, eos: int = -1) -> list[int]:
     """The requests that run, sorted, if the new token has a place at once; empty if that is no mistake."""
     longer = [r | {"prompt": r["prompt"] + 1} for r in requests]
-    wrong, right = (planned(each, free, size, len(requests), -1)["run"] for each in (longer, requests))
+    wrong, right = (planned(each, free, size, len(requests), eos)["run"] for each in (longer, requests))
     return sorted(wrong) if wrong != right else []
 
 
