@@ -38,7 +38,7 @@ lab = Lab(globals())
 #
 # | grid | integers | scale $S$ | zero-point $Z$ |
 # |---|---|---|---|
-# | `absmax` | $-(2^{b-1} - 1)$ to $2^{b-1} - 1$ | $\max \lvert x \rvert / (2^{b-1} - 1)$ | 0 |
+# | `absmax` | $-(2^{b-1} - 1)$ to $2^{b-1} - 1$ | $\max |x| / (2^{b-1} - 1)$ | 0 |
 # | `zero_point` | $-2^{b-1}$ to $2^{b-1} - 1$ | $(\beta - \alpha) / (2^b - 1)$ | $-2^{b-1} - \mathrm{round}(\alpha / S)$ |
 #
 # The range from $\alpha$ to $\beta$ contains all $x$ **and 0**: $\alpha = \min(x, 0)$, $\beta = \max(x, 0)$. Padding, masks and ReLU
@@ -291,7 +291,7 @@ lab.check("product")
 #
 # $$x\,w^T = \underbrace{x_O\, w_O^T}_{\text{floating point}} + \underbrace{\;x_R\, w_R^T\;}_{\text{int8}}$$
 #
-# - `outlier_columns(x, threshold)`: the indices of the columns of `x` (tokens, in) in which at least one token has $\lvert x \rvert \geq$ threshold; int64, ascending.
+# - `outlier_columns(x, threshold)`: the indices of the columns of `x` (tokens, in) in which at least one token has $|x| \geq$ threshold; int64, ascending.
 # - `llm_int8(x, w, threshold)`: the product with `w` (out, in). The rest of `x` has an `absmax` grid of 8 bits for each token, the rest of `w`
 #   one for each row; the largest values are those of the *rest*. Every column, or none, may be an outlier; a row of zeros has the scale 1. Where no column is left,
 #   skip the int8 part: the `amax` of no columns is an error. The result is in the dtype of `x`; the sum may be computed in floating point here.
@@ -352,10 +352,10 @@ figures.channels(x.abs().amax(0), w.abs().amax(0))
 # A decomposition needs two products, and a search for outliers in each step. But the figure shows more: the activations are hard, and the *weights* of these
 # channels are easy. **SmoothQuant** moves the difficulty, once and before the model runs:
 #
-# $$x\,w^T = (x / s)\,(w\,s)^T \qquad s_j = \frac{\max \lvert x_j \rvert^{\,a}}{\max \lvert w_j \rvert^{\,1 - a}}$$
+# $$x\,w^T = (x / s)\,(w\,s)^T \qquad s_j = \frac{\max |x_j|^{\,a}}{\max |w_j|^{\,1 - a}}$$
 #
 # for each input channel $j$. The division is free: `x` comes out of a norm, whose weight (`gain`) is divided by $s$. All matrices that read this norm
-# (queries, keys and values) share $s$, so $\max \lvert w_j \rvert$ goes over the rows of all of them. A channel without activations, or without weights,
+# (queries, keys and values) share $s$, so $\max |w_j|$ goes over the rows of all of them. A channel without activations, or without weights,
 # must not give infinity: raise both maxima to at least $10^{-5}$.
 #
 # Write `smooth`. It changes no argument.
@@ -461,7 +461,7 @@ figures.ablation(bars, whole)
 # largest weight of the group stays the same, the step is the same, and the error of the scaled columns is divided by the factor. With a factor that is too
 # large, they widen the grid for all others. **AWQ** searches between the two. For $k = 0, \dots,$ `steps` it tries
 #
-# $$s_j = \left(\mathrm{mean} \lvert x_j \rvert\right)^{k / \mathtt{steps}} \qquad \text{error} = \left\lVert x \left( Q(w\,s) / s - w \right)^T \right\rVert^2$$
+# $$s_j = \left(\mathrm{mean} |x_j|\right)^{k / \mathtt{steps}} \qquad \text{error} = \left\lVert x \left( Q(w\,s) / s - w \right)^T \right\rVert^2$$
 #
 # and keeps the exponent with the smallest error of the *output*. $Q$ rounds in groups, as `quantize_groups`. Raise each mean to at least $10^{-4}$.
 # Write `awq`: it returns the factors (in,) and the exponent. The factors may be multiplied by any positive number.
@@ -562,7 +562,7 @@ print(f"{BITS} bits: rounded {rounded:.3f}, GPTQ {compensated:.3f}; fp32 {whole:
 # the weight in floating point, which the optimizer changes: small steps add up until a weight reaches the next integer.
 #
 # - `fake_quantize(w, bits)`: `w` (out, in) rounded to an `absmax` grid for each row, in the dtype of `w`; the gradient passes unchanged. A row of zeros stays zero.
-# - `ternary(w)`: the weights of BitNet b1.58, $G \cdot \mathrm{clamp}(\mathrm{round}(w / G), -1, 1)$ with $G = \mathrm{mean} \lvert w \rvert$ over the whole matrix (1 if all are 0); the
+# - `ternary(w)`: the weights of BitNet b1.58, $G \cdot \mathrm{clamp}(\mathrm{round}(w / G), -1, 1)$ with $G = \mathrm{mean} |w|$ over the whole matrix (1 if all are 0); the
 #   gradient passes unchanged.
 #
 # `x.detach()` stops a gradient. The check trains a small network with *its* loop: it asks your functions for the rounded weights and for the gradients, and makes the steps
