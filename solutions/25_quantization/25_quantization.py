@@ -38,7 +38,7 @@ lab = Lab(globals())
 #
 # | grid | integers | scale $S$ | zero-point $Z$ |
 # |---|---|---|---|
-# | `absmax` | $-(2^{b-1} - 1)$ to $2^{b-1} - 1$ | $\max |x| / (2^{b-1} - 1)$ | 0 |
+# | `absmax` | $-(2^{b-1} - 1)$ to $2^{b-1} - 1$ | $\max \vert x \vert / (2^{b-1} - 1)$ | 0 |
 # | `zero_point` | $-2^{b-1}$ to $2^{b-1} - 1$ | $(\beta - \alpha) / (2^b - 1)$ | $-2^{b-1} - \mathrm{round}(\alpha / S)$ |
 #
 # The range from $\alpha$ to $\beta$ contains all $x$ **and 0**: $\alpha = \min(x, 0)$, $\beta = \max(x, 0)$. Padding, masks and ReLU
@@ -289,7 +289,9 @@ lab.check("product")
 #
 # A grid for each token must contain its outliers, and most other channels are then rounded to 0. **LLM.int8()** takes them out of the product:
 #
-# $$x\,w^T = \underbrace{x_O\, w_O^T}_{\text{floating point}} + \underbrace{\;x_R\, w_R^T\;}_{\text{int8}}$$
+# $$x\,w^T = x_O\, w_O^T + x_R\, w_R^T$$
+#
+# The first product stays in floating point, and the second is one of int8.
 #
 # - `outlier_columns(x, threshold)`: the indices of the columns of `x` (tokens, in) in which at least one token has $|x| \geq$ threshold; int64, ascending.
 # - `llm_int8(x, w, threshold)`: the product with `w` (out, in). The rest of `x` has an `absmax` grid of 8 bits for each token, the rest of `w`
@@ -461,7 +463,7 @@ figures.ablation(bars, whole)
 # largest weight of the group stays the same, the step is the same, and the error of the scaled columns is divided by the factor. With a factor that is too
 # large, they widen the grid for all others. **AWQ** searches between the two. For $k = 0, \dots,$ `steps` it tries
 #
-# $$s_j = \left(\mathrm{mean} |x_j|\right)^{k / \mathtt{steps}} \qquad \text{error} = \left\lVert x \left( Q(w\,s) / s - w \right)^T \right\rVert^2$$
+# $$s_j = \left(\mathrm{mean} |x_j|\right)^{k / \mathtt{steps}} \qquad \text{error} = \left\Vert x \left( Q(w\,s) / s - w \right)^T \right\Vert^2$$
 #
 # and keeps the exponent with the smallest error of the *output*. $Q$ rounds in groups, as `quantize_groups`. Raise each mean to at least $10^{-4}$.
 # Write `awq`: it returns the factors (in,) and the exponent. The factors may be multiplied by any positive number.
