@@ -97,9 +97,8 @@ def choose_grid(
             (..., n / group_size). It excludes ``dim``.
 
     Raises:
-        UserError: ``x`` is empty, or contains NaN or infinity; both ``dim`` and ``group_size`` are given; n
-        is
-            no multiple of ``group_size``.
+        UserError: ``x`` is empty, or contains NaN or infinity; both ``dim`` and ``group_size`` are given;
+            n is no multiple of ``group_size``.
     """
     require_finite("x", x)
     if not x.numel():

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dlo_lib.base.errors import UserError, require_count
-from dlo_lib.models.llama import Block, Llama, LlamaConfig, rope_frequencies
+from dlo_lib.models.llama import Block, Llama, LlamaConfig, rotation_at
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Of a layer's number, q (tokens, num_heads, head_dim), k and v (tokens, num_kv_heads, head_dim); returns
@@ -48,9 +48,7 @@ def forward_tokens(model: Llama, tokens: Tensor, positions: Tensor, attend: Atte
     x = model.embed_tokens(tokens).unsqueeze(0)  # (1, tokens, hidden)
     if not tokens.shape[0]:
         return x[0]
-    angles = torch.outer(positions.float(), rope_frequencies(config, x.device))
-    angles = torch.cat((angles, angles), dim=-1)
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    cos, sin = rotation_at(config, positions, x)
     heads = (1, tokens.shape[0], -1, config.head_dim)
     for layer, module in enumerate(model.layers):
         block = cast(Block, module)

@@ -22,7 +22,7 @@ from dlo_lib.inference.blocks import BlockPool
 from dlo_lib.inference.cache import require_positions
 from dlo_lib.inference.paged import PagedCache, forward_paged
 from dlo_lib.inference.sampling import SamplingParams, next_token
-from dlo_lib.inference.scheduler import Batching, BatchScheduler, GenerationRequest
+from dlo_lib.inference.scheduler import Batching, BatchPart, BatchScheduler, GenerationRequest
 from dlo_lib.models.llama import Llama
 
 
@@ -118,12 +118,7 @@ class Engine:
             if part.last
         }
         complete = self.scheduler.update(parts, tokens)
-        return Iteration(
-            sum(part.count for part in parts),
-            sum(part.start + part.count for part in parts),
-            tokens,
-            tuple(completion_of(request) for request in complete),
-        )
+        return iteration_of(parts, tokens, complete)
 
     def generate(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
@@ -149,6 +144,18 @@ class Engine:
         while not all(number in done for number in numbers):
             done.update((completion.number, completion) for completion in self.step().completed)
         return [done[number] for number in numbers]
+
+
+def iteration_of(
+    parts: Sequence[BatchPart], tokens: dict[int, int], complete: Sequence[GenerationRequest]
+) -> Iteration:
+    """Return what an iteration with these parts, new tokens and complete requests did."""
+    return Iteration(
+        sum(part.count for part in parts),
+        sum(part.start + part.count for part in parts),
+        tokens,
+        tuple(completion_of(request) for request in complete),
+    )
 
 
 def completion_of(request: GenerationRequest) -> Completion:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dlo_lib.base.errors import UserError, require_count
-from dlo_lib.inference.engine import Iteration, completion_of
+from dlo_lib.inference.engine import Iteration, iteration_of
 from dlo_lib.inference.sampling import SamplingParams, uniform
 from dlo_lib.inference.scheduler import BatchScheduler, GenerationRequest
 
@@ -89,12 +89,7 @@ class DryEngine:
         parts = self.scheduler.schedule()
         tokens = {part.request.number: self.answer(part.request) for part in parts if part.last}
         complete = self.scheduler.update(parts, tokens)
-        return Iteration(
-            sum(part.count for part in parts),
-            sum(part.start + part.count for part in parts),
-            tokens,
-            tuple(completion_of(request) for request in complete),
-        )
+        return iteration_of(parts, tokens, complete)
 
 
 @dataclass(frozen=True)

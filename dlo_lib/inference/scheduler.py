@@ -215,7 +215,3 @@ class BatchScheduler:
         request.table = table
         self.running.append(self.waiting.popleft())
         return True
-
-
-Scheduler = BatchScheduler
-"""The name in the cells of lab 28; ``BatchScheduler`` elsewhere, because sites have a ``Scheduler`` too."""

@@ -134,13 +134,17 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotation(config: LlamaConfig, seq: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of the angles of every position, each (seq, head_dim) in the dtype of ``like``.
+    """Return cos and sin of the angles of positions 0 to seq − 1, as ``rotation_at``."""
+    return rotation_at(config, torch.arange(seq, device=like.device), like)
+
+
+def rotation_at(config: LlamaConfig, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of the angles of ``positions`` (n,), each (n, head_dim) in the dtype of ``like``.
 
     They are computed in fp32.
     """
-    positions = torch.arange(seq, device=like.device).float()
     # Not a buffer, because the frequencies are cheap and `model.to(torch.bfloat16)` would round a buffer.
-    angles = torch.outer(positions, rope_frequencies(config, like.device))
+    angles = torch.outer(positions.float(), rope_frequencies(config, like.device))
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 

@@ -643,7 +643,7 @@ print("\n" + compared(expected_calls, {"tokens a call": 120 / calls}))
 from dlo_lib.inference import BlockPool as Pool
 from dlo_lib.inference import SamplingParams, expected_tokens, judge
 from dlo_lib.inference.load import DryEngine, IterationCost, poisson_arrivals, serve
-from dlo_lib.inference.scheduler import Batching, Scheduler
+from dlo_lib.inference.scheduler import Batching, BatchScheduler
 
 
 def by_library(p: Tensor, q: Tensor, drafted: list[int], generator: torch.Generator) -> list[int]:
@@ -669,7 +669,7 @@ ways = {
 reports, rates = {}, (2, 5, 10, 15, 20)
 for name, options in ways.items():
     for rate in rates:
-        engine = DryEngine(Scheduler(Pool(blocks, 16), share_prefixes=False, **options))
+        engine = DryEngine(BatchScheduler(Pool(blocks, 16), share_prefixes=False, **options))
         reports[name, rate] = serve(engine, poisson_arrivals(rate, prompts, limits, seed=1), cost)
 head = (f"goodput, {name}" for name in ways)
 rows = [("requests a second", *head, "continuous: a gap above 50 ms")]
